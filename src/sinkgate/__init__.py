@@ -18,7 +18,8 @@ __version__ = "0.1.0"
 # public name -> the module that defines it, imported when the name is first used
 _WHERE = {
     "Diagnosis": "sinkgate.record",
-    "Series": "sinkgate.record",
+    "Series": "sinkgate.series",
+    "Settings": "sinkgate.schema",
     "Visibility": "sinkgate.masks",
     "Site": "sinkgate.site",
     "OutputMap": "sinkgate.site",
@@ -34,18 +35,23 @@ _WHERE = {
 
 __all__ = ["__version__", "errors", "geometry", *_WHERE]
 
-if TYPE_CHECKING:
-    from sinkgate import errors, geometry
-    from sinkgate.errors import SinkgateError
-    from sinkgate.hf.load import load
-    from sinkgate.hf.register import register
-    from sinkgate.masks import Visibility
-    from sinkgate.probe.diagnose import diagnose
-    from sinkgate.probe.measure import measure
-    from sinkgate.probe.pattern import Pattern, pattern
-    from sinkgate.probe.probe import Probe
-    from sinkgate.record import Diagnosis, Series
-    from sinkgate.site import OutputMap, Site
+if TYPE_CHECKING:  # the same names, for readers and type checkers
+    from sinkgate import errors as errors
+    from sinkgate import geometry as geometry
+    from sinkgate.errors import SinkgateError as SinkgateError
+    from sinkgate.hf.load import load as load
+    from sinkgate.hf.register import register as register
+    from sinkgate.masks import Visibility as Visibility
+    from sinkgate.probe.diagnose import diagnose as diagnose
+    from sinkgate.probe.measure import measure as measure
+    from sinkgate.probe.pattern import Pattern as Pattern
+    from sinkgate.probe.pattern import pattern as pattern
+    from sinkgate.probe.probe import Probe as Probe
+    from sinkgate.record import Diagnosis as Diagnosis
+    from sinkgate.schema import Settings as Settings
+    from sinkgate.series import Series as Series
+    from sinkgate.site import OutputMap as OutputMap
+    from sinkgate.site import Site as Site
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,5 @@
+"""``python -m sinkgate``."""
+
+from sinkgate.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,115 @@
+"""Attention weights a block of rows at a time: the one place where weights are ever held.
+
+Peak memory is ``group × rows × s`` floats, twice (weights and their logarithms), whatever the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkgate.masks import Span
+from sinkgate.site import Site
+
+__all__ = ["Block", "head_output", "weight_blocks"]
+
+# Rows of scores per block, all query heads of a group counted. 384 × 4096 float32 is 6 MB: it stays in a shared
+# last-level cache, and is wide enough that the matrix product, not the call, is what costs (docs/log.md).
+ROWS = 384
+
+# Stands for −inf where −inf·0 would be NaN: exp of it is exactly 0.
+NEVER = -1e30
+
+
+@dataclass
+class Block:
+    """The weights of the query heads ``h0:h0+g`` of batch row ``b``, for the rows and keys of ``span``.
+
+    ``weights`` and ``log_weights`` live in a buffer that the next block overwrites; a consumer may write to
+    them. Where a key is hidden or a row is padding the weight is exactly 0 and its logarithm finite.
+    """
+
+    b: int
+    h0: int
+    span: Span
+    weights: Float[Tensor, "g r c"]
+    log_weights: Float[Tensor, "g r c"]
+    log_sink: Float[Tensor, "g r"] | None  # log weight of a learned sink logit
+
+
+def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
+    """Every weight of a site, a block of rows of one key-value head at a time, in float32.
+
+    The kernel's log-sum-exp is used where the site carries one; otherwise it is computed here, from the same
+    scores. Softcap, additive masks, windows, padding and learned sinks are honoured.
+    """
+    rows = rows or max(32, ROWS // site.group)
+    fused = site.lse is not None and site.softcap is None and site.sink_logit is None
+    sink = None if site.sink_logit is None else site.sink_logit.float()
+    spans = list(site.visibility.spans(rows))
+    widest = max((span.k1 - span.k0 for span in spans), default=0)
+    buffers = torch.empty(2, site.group * rows * widest, device=site.q.device)
+    real = site.real
+    for b, kv, h0 in site.kv_heads():
+        heads = slice(h0, h0 + site.group)
+        q = site.q[b, heads].float() * site.scale
+        k = site.k[b, kv].float()
+        hidden = None if bool(real[b].all()) else ~real[b]
+        if fused:
+            # the row's log-sum-exp rides along as one more dimension, so the product is the log weights
+            assert site.lse is not None
+            lse = site.lse[b, heads].float()
+            if hidden is not None:
+                lse = lse.masked_fill(hidden, -NEVER)
+            q = torch.cat([q, -lse.unsqueeze(-1)], -1)
+            k = torch.cat([k, torch.ones_like(k[:, :1])], -1)
+        for span in spans:
+            shape = (site.group, span.i1 - span.i0, span.k1 - span.k0)
+            size = shape[0] * shape[1] * shape[2]
+            logs, weights = (buffer[:size].view(shape) for buffer in buffers)
+            left = q[:, span.i0 : span.i1].reshape(shape[0] * shape[1], -1)
+            torch.mm(left, k[span.k0 : span.k1].T, out=logs.view(-1, shape[2]))
+            _finish(site, b, heads, span, logs)
+            log_sink = None
+            if not fused:
+                lse = torch.logsumexp(logs, -1)
+                if sink is not None:
+                    lse = torch.logaddexp(lse, sink[heads, None])
+                if hidden is not None:
+                    lse = lse.masked_fill(hidden[span.i0 : span.i1], -NEVER)
+                if sink is not None:
+                    log_sink = sink[heads, None] - lse
+                logs -= lse.unsqueeze(-1)
+            torch.exp(logs, out=weights)
+            yield Block(b, h0, span, weights, logs, log_sink)
+
+
+def _finish(site: Site, b: int, heads: slice, span: Span, raw: Tensor) -> None:
+    """Softcap, additive bias and visibility, in place, in the order the models apply them."""
+    if site.softcap is not None:
+        raw.div_(site.softcap).tanh_().mul_(site.softcap)
+    bias = site.visibility.bias(span)
+    if bias is not None:
+        raw += _row(bias, b, heads).clamp_min(NEVER)
+    for c0, c1, seen in span.parts:
+        raw[..., c0 - span.k0 : c1 - span.k0].masked_fill_(~_row(seen, b, heads), NEVER)
+
+
+def _row(x: Tensor, b: int, heads: slice) -> Tensor:
+    """One batch row of a tensor whose batch and head axes may be shared."""
+    x = x[b if x.shape[0] > 1 else 0]
+    return x[heads] if x.shape[0] > 1 else x
+
+
+def head_output(site: Site) -> Float[Tensor, "b h t dv"]:
+    """``Σ_j a_j v_j`` from the blocks a probe reads, float32: what the reading says the layer computed."""
+    out = torch.zeros(*site.q.shape[:-1], site.v.shape[-1], device=site.q.device)
+    for block in weight_blocks(site):
+        span, heads = block.span, slice(block.h0, block.h0 + site.group)
+        values = site.v[block.b, block.h0 // site.group, span.k0 : span.k1].float()
+        out[block.b, heads, span.i0 : span.i1] = block.weights @ values
+    return out

@@ -1,0 +1,68 @@
+"""Floor 9: the command line, one thin file per verb.
+
+argparse, because ``--text FILE…`` takes several values and because ``sinkgate --help`` must not wait for
+anything: no verb's imports are paid for until it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from sinkgate import __version__
+from sinkgate.errors import SinkgateError
+
+__all__ = ["main"]
+
+# verb -> one line of help; its module is sinkgate.cli.<verb> with `arguments(parser)` and `run(args) -> int`
+VERBS = {
+    "diagnose": "measure where a model's heads put their attention, and what the surplus writes",
+    "show": "print a saved record, or write its report again; needs no model",
+    "merge": "put records of the same model from several texts or processes together",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 done, 1 a clear error, 2 wrong usage, 130 interrupted)."""
+    parser = argparse.ArgumentParser(
+        prog="sinkgate",
+        description="Attention sinks: measure them, prove what they do, give the surplus an outlet.",
+    )
+    parser.add_argument("--version", action="version", version=f"sinkgate {__version__}")
+    commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for verb, line in VERBS.items():
+        command = commands.add_parser(verb, help=line, description=line[0].upper() + line[1:] + ".")
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        if argv[:1] == [verb]:
+            importlib.import_module(f"sinkgate.cli.{verb}").arguments(command)
+    args = parser.parse_args(argv)
+    try:
+        return int(importlib.import_module(f"sinkgate.cli.{args.verb}").run(args))
+    except KeyboardInterrupt:
+        return _say("interrupted; nothing was written", 130, debug=args.debug)
+    except SinkgateError as err:
+        return _say(str(err), err.exit_code, debug=args.debug)
+    except BrokenPipeError:  # the reader of our output went away; that is its business
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError:
+        return _say("out of memory; use fewer --tokens, --detail first, or a smaller --dtype", 1, debug=args.debug)
+    except Exception as err:  # noqa: BLE001 - the last line of defence: a bug must not end in a traceback either
+        return _say(
+            f"unexpected {type(err).__name__}: {err}; this is a bug of ours or of a library: --debug shows where",
+            1,
+            debug=args.debug,
+        )
+
+
+def _say(message: str, code: int, *, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"sinkgate: {' '.join(message.split())}", file=sys.stderr)
+    return code

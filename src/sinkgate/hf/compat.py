@@ -1,0 +1,92 @@
+"""Everything that depends on a transformers version, in one file.
+
+Tested with 5.24. What is relied on: the two interfaces and their ``register``; that a config keeps its
+attention implementation in ``_attn_implementation_internal``; that a modeling file defines or imports
+``eager_attention_forward``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from sinkgate.errors import UnsupportedError
+
+__all__ = [
+    "configs",
+    "eager_function",
+    "implementation",
+    "interfaces",
+    "set_implementation",
+    "stock_function",
+]
+
+
+def interfaces() -> tuple[Any, Any]:
+    """transformers' registries of attention functions and of the masks they expect."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS
+
+
+def config(model: torch.nn.Module) -> Any:
+    """The config of a transformers model."""
+    return model.config
+
+
+def configs(model: torch.nn.Module) -> list[Any]:
+    """Every distinct config object in a model, sub-configs too: each names its own implementation."""
+    found: dict[int, Any] = {}
+
+    def walk(config: Any) -> None:
+        if config is None or id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+            return
+        found[id(config)] = config
+        for name in getattr(config, "sub_configs", {}) or {}:
+            walk(getattr(config, name, None))
+
+    for module in model.modules():
+        walk(getattr(module, "config", None))
+    return list(found.values())
+
+
+def implementation(config: Any) -> str | None:
+    """The attention implementation a config names; None stands for the class's own choice."""
+    return config._attn_implementation_internal
+
+
+def set_implementation(config: Any, name: str | None) -> None:
+    """Write it without the checks and side effects of ``set_attn_implementation``."""
+    config._attn_implementation_internal = name
+
+
+def stock_function(name: str) -> Callable[..., Any]:
+    """A registered attention function by name."""
+    return interfaces()[0][name]
+
+
+def eager_function(module: torch.nn.Module) -> Callable[..., Any]:
+    """The eager attention of the file that defines an attention module: each model has its own.
+
+    Raises:
+        UnsupportedError: the file has none.
+    """
+    for cls in type(module).__mro__:
+        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
+    raise UnsupportedError(
+        f"{type(module).__name__} runs with eager attention, but its file has no eager_attention_forward to call; "
+        "load the model with attn_implementation='sdpa'"
+    )
+
+
+def module_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleList]]:
+    """Every ModuleList of a model, by name."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList):
+            yield name, module

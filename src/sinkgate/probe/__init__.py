@@ -1,0 +1,1 @@
+"""Floor 4: streaming reducers over sites, from a running model to a record."""

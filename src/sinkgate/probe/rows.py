@@ -1,0 +1,130 @@
+"""One pass over a site's weights: what each query and each key gets, never more than a block at a time.
+
+Peak memory is one block (:mod:`sinkgate.blocks`) and a handful of ``[b, heads, t]`` and
+``[b, heads, s]`` float32 tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sinkgate.blocks import NEVER, weight_blocks
+from sinkgate.site import Site
+
+__all__ = ["Rows", "read_first_keys", "read_rows"]
+
+
+@dataclass
+class Rows:
+    """What one pass found. ``h`` counts query heads; None where the pass was not asked for it.
+
+    ``rest`` is summed over the other keys (and the learned sink), not taken as ``1 − first``: it keeps its
+    digits when the sink holds nearly everything.
+    """
+
+    log_first: Float[Tensor, "b h t"]  # log weight on the first token (large negative where unseen)
+    rest: Float[Tensor, "b h t"]  # Σ of everything else in the row: other keys and the learned sink
+    learned: Float[Tensor, "b h t"] | None  # weight of the learned sink logit
+    first_keys: Float[Tensor, "b h 4"]  # Σ over real queries of the weight on each of the first four tokens
+    columns: Float[Tensor, "b h s"] | None = None  # Σ over real queries of the weight on every key
+    entropy: Float[Tensor, "b h t"] | None = None
+    local: Float[Tensor, "b h"] | None = None  # Σ over real queries
+    previous: Float[Tensor, "b h"] | None = None
+    own: Float[Tensor, "b h"] | None = None
+
+    @property
+    def first(self) -> Float[Tensor, "b h t"]:
+        """Weight on the first token."""
+        return self.log_first.exp()
+
+
+def read_first_keys(site: Site) -> Rows | None:
+    """The first four tokens alone, from the kernel's log-sum-exp: O(t). None where there is no log-sum-exp."""
+    if site.lse is None or site.softcap is not None or site.sink_logit is not None or site.visibility.has_bias:
+        return None
+    hidden = ~site.real[:, None]
+    logs = []
+    for j in range(min(4, site.k.shape[2])):
+        index = site.first + j
+        inside = index < site.k.shape[2]
+        index = index.clamp_max(site.k.shape[2] - 1)
+        score = (site.q.float() * site.scale) @ site.key(index).transpose(-1, -2)
+        seen = site.visibility.sees(index) & ~hidden & inside[:, None, None]
+        logs.append((score.squeeze(-1) - site.lse.float()).masked_fill(~seen, NEVER))
+    # 1 − p from log p directly: its error is the log-sum-exp's own, not that of a difference
+    rest = -torch.expm1(logs[0].clamp_max(0))
+    keys = torch.stack([log.exp().sum(-1) for log in logs], -1)
+    keys = torch.nn.functional.pad(keys, (0, 4 - keys.shape[-1]))
+    return Rows(log_first=logs[0], rest=rest.masked_fill(hidden, 0), learned=None, first_keys=keys)
+
+
+def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
+    """All keys of all queries.
+
+    Args:
+        site: the layer.
+        local_window: how many last tokens, the query's own included, count as local.
+        full: entropy, local, previous and own mass too.
+    """
+    b, h, t, s = site.q.shape[0], site.q.shape[1], site.q.shape[2], site.k.shape[2]
+    new = lambda *shape: torch.zeros(*shape, device=site.q.device)  # noqa: E731
+    rows = Rows(
+        log_first=torch.full((b, h, t), NEVER, device=site.q.device),
+        rest=new(b, h, t),
+        learned=None if site.sink_logit is None else new(b, h, t),
+        first_keys=new(b, h, 4),
+        columns=new(b, h, s),
+    )
+    if full:
+        rows.entropy = new(b, h, t)
+        rows.local, rows.previous, rows.own = new(b, h), new(b, h), new(b, h)
+    assert rows.columns is not None
+    first = site.first.tolist()
+    offset = s - t
+    bands: dict[tuple[int, ...], Tensor] = {}
+    for block in weight_blocks(site):
+        span, weights, logs = block.span, block.weights, block.log_weights
+        heads = slice(block.h0, block.h0 + weights.shape[0])
+        at = (block.b, heads, slice(span.i0, span.i1))
+        if full:
+            assert rows.local is not None
+            assert rows.previous is not None
+            assert rows.own is not None
+            diagonal = offset + span.i0 - span.k0
+            rows.own[block.b, heads] += weights.diagonal(diagonal, 1, 2).sum(-1)
+            rows.previous[block.b, heads] += weights.diagonal(diagonal - 1, 1, 2).sum(-1)
+            c0 = max(0, diagonal - local_window + 1)
+            near = weights[..., c0:]
+            key = (near.shape[-2], near.shape[-1], diagonal - c0)
+            if key not in bands:
+                row = torch.arange(near.shape[-2], device=near.device)[:, None] + diagonal - c0
+                distance = row - torch.arange(near.shape[-1], device=near.device)
+                bands[key] = ((distance >= 0) & (distance < local_window)).float()
+            rows.local[block.b, heads] += (near * bands[key]).sum((1, 2))
+        column = first[block.b] - span.k0
+        if 0 <= column < weights.shape[-1]:
+            rows.log_first[at] = logs[..., column]
+            rows.columns[block.b, heads, first[block.b]] += weights[..., column].sum(-1)
+            weights[..., column] = 0  # so that the sums below are of everything else
+        rows.rest[at] = weights.sum(-1)
+        rows.columns[block.b, heads, span.k0 : span.k1] += weights.sum(1)
+        if full:
+            assert rows.entropy is not None
+            rows.entropy[at] = -logs.mul_(weights).sum(-1)
+        if block.log_sink is not None:
+            assert rows.learned is not None
+            rows.learned[at] = block.log_sink.exp()
+            if rows.entropy is not None:
+                rows.entropy[at] -= block.log_sink * block.log_sink.exp()
+    if rows.entropy is not None:
+        rows.entropy -= rows.first * rows.log_first
+    if rows.learned is not None:
+        rows.rest += rows.learned
+    for j in range(min(4, s)):
+        index = (site.first + j).clamp_max(s - 1)
+        rows.first_keys[..., j] = rows.columns.gather(-1, index[:, None, None].expand(b, h, 1)).squeeze(-1)
+    return rows

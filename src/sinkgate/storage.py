@@ -1,0 +1,184 @@
+"""Keeping records: JSON + safetensors on disk, and putting records together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinkgate.errors import OutputError, RecordError
+from sinkgate.record import Array, Diagnosis, top_massive
+from sinkgate.schema import FORMAT, SCHEMA, VERSION, Settings
+
+__all__ = ["jsonable", "load", "merge", "save", "write_atomically"]
+
+
+def save(d: Diagnosis, directory: Path) -> Path:
+    """See :meth:`Diagnosis.save`."""
+    import safetensors.numpy
+
+    tensors = {k: np.ascontiguousarray(v) for k, v in d.arrays.items()}
+    data = safetensors.numpy.save(tensors)
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"record-{digest[:12]}.safetensors"
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tensors": {"file": name, "sha256": digest},
+        **d.meta,
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        old = {p for p in directory.glob("record-*.safetensors") if p.name != name}
+        write_atomically(directory / name, data)
+        text = json.dumps(jsonable(meta), ensure_ascii=False, allow_nan=False, indent=1)
+        write_atomically(directory / "record.json", text.encode())
+        for path in old:
+            path.unlink(missing_ok=True)
+    except OSError as err:
+        raise OutputError(
+            f"cannot write the record to {directory}: {err.strerror or err}; choose another --out"
+        ) from err
+    return directory
+
+
+def load(directory: Path) -> Diagnosis:
+    """See :meth:`Diagnosis.load`."""
+    import safetensors
+    import safetensors.numpy
+
+    path = directory / "record.json" if directory.is_dir() else directory
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"no record at {directory}: expected a folder with record.json in it") from None
+    except (OSError, ValueError) as err:
+        raise RecordError(f"{path} is not a readable record: {err}") from err
+    if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
+        raise RecordError(f"{path} is not a sinkgate diagnosis")
+    version = meta.pop("version", None)
+    if version != VERSION:
+        raise RecordError(f"{path} is a record of version {version!r}; this sinkgate reads version {VERSION}")
+    tensors = meta.pop("tensors", None)
+    name = tensors.get("file") if isinstance(tensors, dict) else None
+    if not isinstance(name, str) or not re.fullmatch(r"record-[0-9a-f]{12}\.safetensors", name):
+        raise RecordError(f"{path} does not name its tensors file; the record is damaged")
+    try:
+        data = (path.parent / name).read_bytes()
+    except OSError as err:
+        raise RecordError(f"{path} names {name}, which cannot be read ({err.strerror})") from err
+    if hashlib.sha256(data).hexdigest() != tensors.get("sha256"):
+        raise RecordError(f"{path.parent / name} is damaged: its SHA-256 is not the recorded one")
+    try:
+        arrays = safetensors.numpy.load(data)
+    except safetensors.SafetensorError as err:
+        raise RecordError(f"{path.parent / name} is damaged: {err}") from err
+    _check(path, meta, arrays)
+    return Diagnosis(meta, arrays)
+
+
+def merge(d: Diagnosis, other: Diagnosis) -> Diagnosis:
+    """See :meth:`Diagnosis.merge`."""
+    for name, label in (("fingerprint", "model"),):
+        if d.meta["model"][name] != other.meta["model"][name]:
+            raise RecordError(
+                f"these records are of different {label}s: {d.meta['model']['name']} "
+                f"({d.meta['model'][name]}) and {other.meta['model']['name']} ({other.meta['model'][name]})"
+            )
+    if d.meta["settings"] != other.meta["settings"]:
+        different = [k for k, v in d.meta["settings"].items() if other.meta["settings"].get(k) != v]
+        raise RecordError(f"these records were made with different settings: {', '.join(different)}")
+    both = {s["id"] for s in d.meta["samples"]} & {s["id"] for s in other.meta["samples"]}
+    if both:
+        raise RecordError(f"{len(both)} sample(s) are in both records and would count twice; merge distinct texts")
+    samples = d.meta["samples"] + other.meta["samples"]
+    order = sorted(range(len(samples)), key=lambda i: samples[i]["id"])
+    arrays = {}
+    for name in d.arrays:
+        a, b = d.arrays[name], other.arrays[name]
+        if SCHEMA[name][0].startswith("S"):
+            arrays[name] = np.concatenate([a, b])[order]
+        else:
+            arrays[name] = _add_padded(a, b)
+    meta = dict(d.meta)
+    meta["samples"] = [samples[i] for i in order]
+    meta["massive"] = top_massive(d.meta["massive"] + other.meta["massive"])
+    meta["notes"] = sorted(set(d.meta["notes"]) | set(other.meta["notes"]))
+    meta["strip"] = min(d.meta["strip"], other.meta["strip"], key=lambda s: s["id"])
+    meta["created"] = max(d.meta["created"], other.meta["created"])
+    return Diagnosis(meta, arrays)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write beside, flush to disk, then rename: the final name never holds half a file."""
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def jsonable(value: Any) -> Any:
+    """JSON with null for NaN and infinity."""
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    if isinstance(value, np.integer):
+        return int(value)
+    return value
+
+
+def _add_padded(a: Array, b: Array) -> Array:
+    shape = tuple(max(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+    total = np.zeros(shape, dtype=np.int64)
+    for array in (a, b):
+        total[tuple(slice(n) for n in array.shape)] += array
+    return total
+
+
+def _check(path: Path, meta: dict[str, Any], arrays: dict[str, Array]) -> None:
+    """Refuse a record whose parts do not go together, before anything is drawn from it."""
+    kinds = {"model": dict, "settings": dict, "samples": list, "layers": list, "notes": list, "massive": list,
+             "strip": dict, "created": str}  # fmt: skip
+    for name, kind in kinds.items():
+        if not isinstance(meta.get(name), kind):
+            raise RecordError(f"{path} is damaged: {name!r} is missing or not a {kind.__name__}")
+    try:
+        Settings(**meta["settings"])
+    except (TypeError, ValueError) as err:
+        raise RecordError(f"{path} is damaged: settings: {err}") from err
+    if "first_sum" not in arrays or arrays["first_sum"].ndim != 3:
+        raise RecordError(f"{path} is damaged: its tensors lack first_sum")
+    s, layers, heads = arrays["first_sum"].shape
+    if s != len(meta["samples"]) or layers != len(meta["layers"]):
+        raise RecordError(f"{path} is damaged: its tensors and its text disagree on samples or layers")
+    sizes = {"S": s, "L": layers, "H": heads, "R": layers + 1}
+    for name, array in arrays.items():
+        axes = SCHEMA.get(name, (None,))[0]
+        if axes is None:
+            raise RecordError(f"{path} is damaged: unknown array {name!r}")
+        expected = [sizes.get(axis) for axis in axes]
+        if len(axes) != array.ndim or any(e not in (None, n) for e, n in zip(expected, array.shape, strict=True)):
+            raise RecordError(f"{path} is damaged: {name} has shape {list(array.shape)}, expected axes {axes}")
+    for i, sample in enumerate(meta["samples"]):
+        if (
+            not isinstance(sample, dict)
+            or not isinstance(sample.get("id"), str)
+            or not isinstance(sample.get("sinks"), list)
+        ):
+            raise RecordError(f"{path} is damaged: sample {i} lacks its id or its sinks")
