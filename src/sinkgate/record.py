@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinkgate.errors import ArgumentError, OutputError
+from sinkgate.schema import FIXED, FLOAT_BINS, SHARE_BINS, Settings, curve_edges
 
 if TYPE_CHECKING:
     import pandas as pd
