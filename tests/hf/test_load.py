@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -78,8 +80,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks the Hub."""
 
     def unreachable(name: str, **_: object) -> str:
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
+        validate_repo_id(name)
         raise LocalEntryNotFoundError("no network in tests")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
@@ -360,7 +361,10 @@ def test_remote_code(folder: Path, where: str) -> None:
     assert not (folder / "ran").exists()
 
 
-def test_remote_code_that_is_trusted(folder: Path) -> None:
+def test_remote_code_that_is_trusted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = str(folder.parent / "modules")  # where transformers copies the code to
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     code = "from transformers import LlamaConfig, LlamaForCausalLM\n"
     code += "class MyConfig(LlamaConfig):\n    model_type = 'mine'\n"
     code += "class MyModel(LlamaForCausalLM):\n    config_class = MyConfig\n"
@@ -607,6 +611,13 @@ def test_corrupt_gguf(good_gguf: Path, tmp_path: Path) -> None:
             messages.append(str(err))
     assert len(messages) > 10
     assert all("bad.gguf" in message and "\n" not in message for message in messages)
+
+
+def test_gguf_with_a_weight_that_is_not_finite(tmp_path: Path) -> None:
+    model = llama(vocab_size=260)
+    model.state_dict()["model.layers.0.mlp.up_proj.weight"].mul_(float("inf"))
+    path = write_gguf(tmp_path / "inf.gguf", model, True)
+    refusal(ModelError, "damaged", "mlp.up_proj.weight", "not finite", name=path)
 
 
 def test_gguf_of_an_unknown_architecture(tmp_path: Path, good_gguf: Path) -> None:

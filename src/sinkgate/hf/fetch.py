@@ -128,7 +128,8 @@ def cache_dir() -> Path:
 
 def first_line(err: BaseException) -> str:
     """What an exception of a library says, on one line of bounded length."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()] or [type(err).__name__]
+    said = f"{type(err).__name__} {err}" if isinstance(err, KeyError) else str(err)
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(err).__name__]
     text = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return text if len(text) <= 300 else text[:297] + "..."
 

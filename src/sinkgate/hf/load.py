@@ -309,12 +309,16 @@ def _from_gguf(gguf: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, An
     options = {**options, "dtype": torch.float32 if options["dtype"] == "auto" else options["dtype"]}
     files = {"gguf_file": str(gguf.absolute())}
     with tempfile.TemporaryDirectory() as empty:  # other files beside the GGUF must not be taken for its own
-        with _quiet(), _as_model_error(f"{gguf} cannot be used"):
+        with _quiet(), _as_model_error(f"{gguf} is damaged or of a kind that transformers does not read"):
             config = AutoConfig.from_pretrained(empty, local_files_only=True, **files)
         _check_causal(config, str(gguf))
         extra = {**files, "quantization_config": GgufConfig(dequantize=True)}
-        model = _read_model(Path(empty), config, str(gguf), {**options, **extra})
+        with warnings.catch_warnings():  # numpy, on a scale that is NaN or infinite: refused below
+            warnings.filterwarnings("ignore", "(invalid value|overflow) encountered", RuntimeWarning)
+            model = _read_model(Path(empty), config, str(gguf), {**options, **extra})
         tokenizer = _read_tokenizer(Path(empty), str(gguf), files)
+    if bad := [name for name, weight in model.named_parameters() if not weight.isfinite().all()]:
+        raise ModelError(f"{gguf} is {_DAMAGED}: {_few(bad)} is not finite")
     for holder in (model, model.config):  # marks of the packed file that would stop save_pretrained
         for mark in ("quantization_config", "is_quantized", "hf_quantizer", "quantization_method"):
             if mark in vars(holder):

@@ -134,8 +134,8 @@ class _Rows:
         for block in weight_blocks(picked):
             span = block.span
             self.weights[span.i0 : span.i1, span.k0 : span.k1] = block.weights[0].cpu()
-            if block.log_sink is not None:
-                self.learned[span.i0 : span.i1] = block.log_sink[0].exp().cpu()
+            if block.log2_sink is not None:
+                self.learned[span.i0 : span.i1] = block.log2_sink[0].exp2().cpu()
 
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
         """Hidden states are not wanted here."""

@@ -6,6 +6,7 @@ Peak memory is one block (:mod:`sinkgate.blocks`) and a handful of ``[b, heads, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from sinkgate.blocks import NEVER, weight_blocks
 from sinkgate.site import Site
+
+LN2 = math.log(2)
 
 __all__ = ["Rows", "read_first_keys", "read_rows"]
 
@@ -87,7 +90,7 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
     offset = s - t
     bands: dict[tuple[int, ...], Tensor] = {}
     for block in weight_blocks(site):
-        span, weights, logs = block.span, block.weights, block.log_weights
+        span, weights, logs = block.span, block.weights, block.log2_weights
         heads = slice(block.h0, block.h0 + weights.shape[0])
         at = (block.b, heads, slice(span.i0, span.i1))
         if full:
@@ -107,19 +110,19 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
             rows.local[block.b, heads] += (near * bands[key]).sum((1, 2))
         column = first[block.b] - span.k0
         if 0 <= column < weights.shape[-1]:
-            rows.log_first[at] = logs[..., column]
+            rows.log_first[at] = logs[..., column] * LN2
             rows.columns[block.b, heads, first[block.b]] += weights[..., column].sum(-1)
             weights[..., column] = 0  # so that the sums below are of everything else
         rows.rest[at] = weights.sum(-1)
         rows.columns[block.b, heads, span.k0 : span.k1] += weights.sum(1)
         if full:
             assert rows.entropy is not None
-            rows.entropy[at] = -logs.mul_(weights).sum(-1)
-        if block.log_sink is not None:
+            rows.entropy[at] = -LN2 * logs.mul_(weights).sum(-1)
+        if block.log2_sink is not None:
             assert rows.learned is not None
-            rows.learned[at] = block.log_sink.exp()
+            rows.learned[at] = block.log2_sink.exp2()
             if rows.entropy is not None:
-                rows.entropy[at] -= block.log_sink * block.log_sink.exp()
+                rows.entropy[at] -= LN2 * block.log2_sink * block.log2_sink.exp2()
     if rows.entropy is not None:
         rows.entropy -= rows.first * rows.log_first
     if rows.learned is not None:
