@@ -10,8 +10,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import models as hf
 
 VOCABULARY = 96
-COMMON = dict(vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=512)
-GROUPED = dict(COMMON, intermediate_size=64, num_key_value_heads=2, head_dim=8, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+COMMON = dict(
+    vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=512
+)
+GROUPED = dict(
+    COMMON,
+    intermediate_size=64,
+    num_key_value_heads=2,
+    head_dim=8,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 
 
 def _llama() -> Any:
@@ -24,7 +34,10 @@ def _qwen3() -> Any:
 
 def _gemma3() -> Any:
     return hf.gemma3.Gemma3TextConfig(
-        **GROUPED, sliding_window=16, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        **GROUPED,
+        sliding_window=16,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     )
 
 

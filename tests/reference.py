@@ -49,7 +49,9 @@ def _layers(model: Any) -> Any:
 
 
 @torch.no_grad()
-def statistics(model: Any, ids: Tensor, mask: Tensor | None = None, *, window: int = 64, min_queries: int = 32) -> list[dict[str, Any]]:
+def statistics(
+    model: Any, ids: Tensor, mask: Tensor | None = None, *, window: int = 64, min_queries: int = 32
+) -> list[dict[str, Any]]:
     """One dict of statistics per sample; arrays are [layer, head, …] with NaN at layers without attention."""
     _register()
     SEEN.clear()
@@ -69,8 +71,12 @@ def statistics(model: Any, ids: Tensor, mask: Tensor | None = None, *, window: i
         module, _, norm = _output(model, layer)
         hooks.append(module.register_forward_pre_hook(lambda m, a, i=i: mapped.__setitem__(i, a[0].clone())))
         if norm is not None:
-            hooks.append(norm.register_forward_hook(lambda m, a, o, i=i: normed.__setitem__(i, (a[0].clone(), o.clone()))))
-    hooks.append(layers[-1].register_forward_hook(lambda m, a, o: streams.append((o[0] if isinstance(o, tuple) else o).clone())))
+            hooks.append(
+                norm.register_forward_hook(lambda m, a, o, i=i: normed.__setitem__(i, (a[0].clone(), o.clone())))
+            )
+    hooks.append(
+        layers[-1].register_forward_hook(lambda m, a, o: streams.append((o[0] if isinstance(o, tuple) else o).clone()))
+    )
     model.set_attn_implementation("test_capture")
     try:
         model(ids, attention_mask=mask, use_cache=False)
@@ -80,12 +86,34 @@ def statistics(model: Any, ids: Tensor, mask: Tensor | None = None, *, window: i
             hook.remove()
     assert len(SEEN) == len(attending)
     return [
-        _one(model, layers, attending, b, (torch.ones_like(ids) if mask is None else mask)[b].bool(), mapped, normed, streams, window, min_queries)
+        _one(
+            model,
+            layers,
+            attending,
+            b,
+            (torch.ones_like(ids) if mask is None else mask)[b].bool(),
+            mapped,
+            normed,
+            streams,
+            window,
+            min_queries,
+        )
         for b in range(len(ids))
     ]
 
 
-def _one(model: Any, layers: Any, attending: list[int], b: int, real: Tensor, mapped: Any, normed: Any, streams: Any, window: int, min_queries: int) -> dict[str, Any]:
+def _one(
+    model: Any,
+    layers: Any,
+    attending: list[int],
+    b: int,
+    real: Tensor,
+    mapped: Any,
+    normed: Any,
+    streams: Any,
+    window: int,
+    min_queries: int,
+) -> dict[str, Any]:
     keep = real.nonzero().flatten().numpy()
     n = len(keep)
     heads = SEEN[0]["weights"].shape[1]
@@ -98,7 +126,9 @@ def _one(model: Any, layers: Any, attending: list[int], b: int, real: Tensor, ma
         a = seen["weights"][b].double().numpy()[:, keep][:, :, keep]
         layer_window = None
         attention = next(m for m in layers[i].modules() if hasattr(m, "is_causal"))
-        layer_window = getattr(attention, "sliding_window", None) or getattr(getattr(attention, "config", None), "sliding_window", None)
+        layer_window = getattr(attention, "sliding_window", None) or getattr(
+            getattr(attention, "config", None), "sliding_window", None
+        )
         if getattr(attention, "layer_type", "sliding_attention") != "sliding_attention":
             layer_window = None
         position = np.arange(n)
@@ -146,7 +176,9 @@ def _one(model: Any, layers: Any, attending: list[int], b: int, real: Tensor, ma
             y = normed[i][0][b].double().numpy()[keep]
             gain = 1 + norm.weight.detach().double().numpy()
             factor = 1 / np.sqrt((y**2).mean(-1) + norm.eps)
-            np.testing.assert_allclose(normed[i][1][b].double().numpy()[keep], y * gain * factor[:, None], rtol=2e-2, atol=2e-2)
+            np.testing.assert_allclose(
+                normed[i][1][b].double().numpy()[keep], y * gain * factor[:, None], rtol=2e-2, atol=2e-2
+            )
         w = (weight * gain).reshape(heads, dv, -1)
         sink = np.linalg.norm(np.einsum("htd,hdD->htD", gate * v[:, :1], w), axis=-1) * p * factor
         whole = np.linalg.norm(np.einsum("htd,hdD->htD", u, w), axis=-1) * factor
@@ -156,7 +188,9 @@ def _one(model: Any, layers: Any, attending: list[int], b: int, real: Tensor, ma
         norms = np.linalg.norm(v, axis=-1)
         result["value_ratio_first"][i], result["value_ratio_rest"][i] = norms[:, 0], norms[:, 1:].mean(1)
         mean = q.mean(1)
-        result["cosine"][i] = (mean * k[:, 0]).sum(-1) / np.linalg.norm(mean, axis=-1) / np.linalg.norm(k[:, 0], axis=-1)
+        result["cosine"][i] = (
+            (mean * k[:, 0]).sum(-1) / np.linalg.norm(mean, axis=-1) / np.linalg.norm(k[:, 0], axis=-1)
+        )
     result["streams"] = [s[b].double().numpy()[keep] for s in streams]
     return result
 
@@ -194,7 +228,9 @@ def assert_agree(d: Any, samples: list[dict[str, Any]], *, atol: float = 1e-5, s
         import warnings
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # mean of an empty slice: a key that no sample counts is NaN, as it should be
+            warnings.simplefilter(
+                "ignore"
+            )  # mean of an empty slice: a key that no sample counts is NaN, as it should be
             close(d.key_mass, np.nanmean([padded(s["alpha"]) for s in samples], axis=0))
             close(d.key_null, np.nanmean([padded(s["alpha_null"]) for s in samples], axis=0))
     depths = len(samples[0]["streams"])
@@ -202,9 +238,11 @@ def assert_agree(d: Any, samples: list[dict[str, Any]], *, atol: float = 1e-5, s
         x = np.concatenate([s["streams"][depth].ravel() for s in samples])
         kurtosis = ((x - x.mean()) ** 4).mean() / x.var() ** 2
         np.testing.assert_allclose(d.kurtosis[depth], kurtosis, rtol=max(1e-4, stream_rtol))
-        largest = max((abs(m["value"]) for m in d.massive if m["layer"] == depth))
+        largest = max(abs(m["value"]) for m in d.massive if m["layer"] == depth)
         np.testing.assert_allclose(largest, np.abs(x).max(), rtol=stream_rtol)
         np.testing.assert_allclose(d.stream_median[depth], np.median(np.abs(x)), rtol=0.063)
         np.testing.assert_allclose(
-            d.arrays["stream_first"][:, depth].mean(), np.mean([np.linalg.norm(s["streams"][depth][0]) for s in samples]), rtol=stream_rtol
+            d.arrays["stream_first"][:, depth].mean(),
+            np.mean([np.linalg.norm(s["streams"][depth][0]) for s in samples]),
+            rtol=stream_rtol,
         )

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinkgate.errors import ArgumentError, OutputError
-from sinkgate.schema import FIXED, FLOAT_BINS, SHARE_BINS, Settings, curve_edges
+from sinkgate.schema import FIXED, FLOAT_BINS, SHARE_BINS, SHARE_FIXED, Settings, curve_edges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,13 +175,13 @@ class Diagnosis:
     def key_mass(self) -> Array:
         """``[layer, head, position]``: α_k, mean over samples; NaN where too few queries see the key."""
         self._need("key_mass", "keys")
-        return _ratio(self.arrays["key_mass"] / FIXED, self.arrays["key_n"][:, None].astype(float))
+        return _ratio(self.arrays["key_mass"] / SHARE_FIXED, self.arrays["key_n"][:, None].astype(float))
 
     @cached_property
     def key_null(self) -> Array:
         """``[layer, position]``: the null of :attr:`key_mass`."""
         self._need("key_null", "keys")
-        return _ratio(self.arrays["key_null"] / FIXED, self.arrays["key_n"].astype(float))
+        return _ratio(self.arrays["key_null"] / SHARE_FIXED, self.arrays["key_n"].astype(float))
 
     @cached_property
     def top_other_mass(self) -> Array:

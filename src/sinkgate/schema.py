@@ -18,6 +18,7 @@ __all__ = [
     "INTEGER_ROWS",
     "SCHEMA",
     "SHARE_BINS",
+    "SHARE_FIXED",
     "VERSION",
     "Settings",
     "curve_edges",
@@ -26,6 +27,7 @@ __all__ = [
 
 FORMAT = "sinkgate.diagnosis"
 VERSION = 1
+SHARE_FIXED = float(2**44)  # fixed-point sums of shares (α and its null): 5.7e-14 per sample, 500,000 samples
 FIXED = float(2**32)  # fixed-point sums: 2.3e-10 per sample, room for 2^31 in magnitude
 CURVE_BINS = 96  # query positions, four bins an octave: position t goes to floor(4·log2(t+1))
 SHARE_BINS = 100  # p_s over [0, 1]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from models import CONFIGS, VOCABULARY, tiny
 from reference import assert_agree, statistics
-
 from sinkgate.hf.anatomy import trace
 from sinkgate.hf.reading import Reader
 from sinkgate.probe.probe import Probe

@@ -523,7 +523,6 @@ def test_an_unreachable_hub_is_given_up_soon(tmp_path: Path, silent: bool) -> No
     code = (
         "import time; from sinkgate.hf import fetch\n"
         "from sinkgate.errors import ModelError\n"
-        "import huggingface_hub.errors\n"
         "fetch.HUB_SECONDS = 1.0; start = time.monotonic()\n"
         "try: fetch.hub_folder('nobody/smollm2-135m', ['*.json'])\n"
         "except ModelError as err: print(err)\n"
@@ -545,11 +544,27 @@ def test_an_unreachable_hub_is_given_up_soon(tmp_path: Path, silent: bool) -> No
     assert float(seconds) < 10
 
 
-def fake_hub(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fails(*_: object, **__: object) -> str:
-        raise error
+class FakeHub:
+    """Stands in for the Hub: what it is asked is recorded, and ``says`` and ``sends`` are raised or returned."""
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, says: object, sends: object) -> None:
+        self.asked: list[object] = []
+
+        def model_info(api: object, name: str, timeout: float) -> object:
+            self.asked.append(timeout)
+            return self.answer(says)
+
+        def snapshot(name: str, **options: object) -> object:
+            self.asked.append(options)
+            return self.answer(sends)
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+
+    def answer(self, value: object) -> object:
+        if isinstance(value, Exception):
+            raise value
+        return value
 
 
 def http_error(kind: str) -> Exception:
@@ -561,26 +576,40 @@ def http_error(kind: str) -> Exception:
     return error
 
 
+def test_the_hub_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hub = FakeHub(monkeypatch, None, str(tmp_path))
+    assert hub_folder("some/one", ["*.json"]) == tmp_path
+    assert hub.asked == [fetch.HUB_SECONDS, {"allow_patterns": ["*.json"]}]
+
+
+@pytest.mark.parametrize("kind", ["OfflineModeIsEnabled", "HfHubHTTPError", "HTTPError"])
+def test_the_copy_that_an_unreachable_hub_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    hub = FakeHub(monkeypatch, http_error(kind), str(tmp_path))
+    assert hub_folder("some/one", ["*.json"]) == tmp_path
+    assert hub.asked == [fetch.HUB_SECONDS, {"local_files_only": True}]
+    FakeHub(monkeypatch, http_error(kind), http_error("LocalEntryNotFoundError"))
+    with pytest.raises(ModelError) as caught:
+        hub_folder("some/one", ["*.json"])
+    one_line(caught, "no model 'some/one'", "cannot be reached (403 Client Error.)", "no copy")
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         ("RepositoryNotFoundError", ["no model 'some/one'", "none of that name (or it is private)"]),
         ("GatedRepoError", ["some/one is gated", "hf auth login"]),
-        ("OfflineModeIsEnabled", ["no model 'some/one'", "cannot be reached"]),
-        ("HfHubHTTPError", ["could not download some/one", "403 Client Error."]),
     ],
 )
-def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str]) -> None:
-    fake_hub(monkeypatch, http_error(kind))
+def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, kind: str, words: list[str]) -> None:
+    FakeHub(monkeypatch, http_error(kind), None)
     with pytest.raises(ModelError) as caught:
         hub_folder("some/one", ["*.json"])
     one_line(caught, *words)
 
 
-def test_a_transport_error_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import HTTPError
-
-    fake_hub(monkeypatch, HTTPError("peer closed the connection"))
+@pytest.mark.parametrize("kind", ["HfHubHTTPError", "HTTPError"])
+def test_a_download_that_breaks_off(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    FakeHub(monkeypatch, None, http_error(kind))
     with pytest.raises(ModelError) as caught:
         hub_folder("some/one", ["*.json"])
-    one_line(caught, "could not download some/one", "peer closed the connection")
+    one_line(caught, "could not download some/one", "403 Client Error.")

@@ -79,10 +79,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test asks the Hub."""
 
-    def unreachable(name: str, **_: object) -> str:
+    def answers(self: object, name: str, timeout: float) -> None:
         validate_repo_id(name)
+
+    def unreachable(name: str, **_: object) -> str:
         raise LocalEntryNotFoundError("no network in tests")
 
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", answers)
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
 
 
@@ -613,11 +616,16 @@ def test_corrupt_gguf(good_gguf: Path, tmp_path: Path) -> None:
     assert all("bad.gguf" in message and "\n" not in message for message in messages)
 
 
-def test_gguf_with_a_weight_that_is_not_finite(tmp_path: Path) -> None:
-    model = llama(vocab_size=260)
-    model.state_dict()["model.layers.0.mlp.up_proj.weight"].mul_(float("inf"))
-    path = write_gguf(tmp_path / "inf.gguf", model, True)
-    refusal(ModelError, "damaged", "mlp.up_proj.weight", "not finite", name=path)
+def test_gguf_with_a_weight_that_is_not_finite(good_gguf: Path, source_model: LlamaForCausalLM, tmp_path: Path) -> None:
+    import gguf
+
+    weight = source_model.state_dict()["model.layers.0.mlp.up_proj.weight"].numpy()
+    block = gguf.quantize(weight, gguf.GGMLQuantizationType.Q8_0).tobytes()[:34]  # a scale and 32 integers
+    whole = good_gguf.read_bytes()
+    assert whole.count(block) == 1
+    infinite = np.float16(np.inf).tobytes() + b"\0" + block[3:]
+    (tmp_path / "inf.gguf").write_bytes(whole.replace(block, infinite))
+    refusal(ModelError, "damaged", "layers.0.mlp.up_proj.weight is not finite", name=tmp_path / "inf.gguf")
 
 
 def test_gguf_of_an_unknown_architecture(tmp_path: Path, good_gguf: Path) -> None:

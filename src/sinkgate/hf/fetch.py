@@ -338,31 +338,38 @@ def _download(wheels: Sequence[Wheel], into: Path) -> None:
 def hub_folder(name: str, patterns: Sequence[str]) -> Path:
     """The local snapshot of a Hub repository with the files that match ``patterns``, downloaded if need be.
 
-    Without a network the Hub's own local cache is used; the first question is given ``HUB_SECONDS``.
+    When the Hub does not answer within ``HUB_SECONDS``, the copy that it left on this machine is used.
 
     Raises:
-        ModelError: the name is no repository, or the Hub cannot be reached and nothing is cached.
+        ModelError: the name is no repository, or the Hub cannot be reached and has left no copy.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
         HTTPError,
         LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
 
+    why = ""
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns), etag_timeout=HUB_SECONDS))
+        try:  # snapshot_download asks the same, but would wait for an answer for ever
+            HfApi().model_info(name, timeout=HUB_SECONDS)
+        except RepositoryNotFoundError:
+            raise
+        except (HTTPError, OSError) as err:
+            why = first_line(err)
+            return Path(snapshot_download(name, local_files_only=True))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except HFValidationError as err:
         raise no_such_model(name, "not a valid Hugging Face Hub id") from err
     except GatedRepoError as err:
         raise ModelError(f"{name} is gated on the Hub: accept its terms there, then `hf auth login`") from err
     except RepositoryNotFoundError as err:
         raise no_such_model(name, "the Hugging Face Hub has none of that name (or it is private)") from err
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as err:
-        why = "the Hugging Face Hub cannot be reached and has left no copy on this machine"
+    except LocalEntryNotFoundError as err:
+        why = f"the Hugging Face Hub cannot be reached ({why}) and has left no copy on this machine"
         raise no_such_model(name, why) from err
     except (HTTPError, OSError, ValueError, RuntimeError) as err:
         raise ModelError(f"could not download {name} from the Hugging Face Hub: {first_line(err)}") from err

@@ -119,7 +119,7 @@ def diagnose(
         raise ArgumentError(
             f"the model cannot take {tokens} tokens (it has {limit} positions); use fewer --tokens"
         ) from err
-    notes = [*anatomy.notes, *_notes(anatomy, settings, loaded_model)]
+    notes = [*anatomy.notes, *_notes(anatomy, settings, loaded_model, max(len(p.ids) for p in parts))]
     described = _describe(
         loaded_model,
         anatomy,
@@ -161,16 +161,14 @@ def _culprit(model: nn.Module) -> str:
     return "its weights are finite, so numbers overflowed on the way: try dtype float32 or bfloat16"
 
 
-def _notes(anatomy: Anatomy, settings: Settings, model: nn.Module) -> list[str]:
+def _notes(anatomy: Anatomy, settings: Settings, model: nn.Module, longest: int) -> list[str]:
     notes = []
     limit = getattr(compat.config(model).get_text_config(), "max_position_embeddings", None)
-    if isinstance(limit, int) and settings.tokens > limit:
+    if isinstance(limit, int) and longest > limit:
+        notes.append(f"Samples of {longest} tokens are longer than the {limit} positions the model was trained on.")
+    if longest < 2 * settings.min_queries:
         notes.append(
-            f"Samples of {settings.tokens} tokens are longer than the {limit} positions the model was trained on."
-        )
-    if settings.tokens < 2 * settings.min_queries:
-        notes.append(
-            f"Samples of {settings.tokens} tokens are short: a key needs {settings.min_queries} queries to count, "
+            f"Samples of {longest} tokens are short: a key needs {settings.min_queries} queries to count, "
             "and uniform attention alone gives the first token a large share."
         )
     if not anatomy.has_stream and settings.detail == "full":

@@ -25,7 +25,7 @@ from sinkgate.probe.kinds import token_kind
 from sinkgate.probe.residual import LIKE_LAYERS, StreamStats, read_stream
 from sinkgate.probe.summary import summarise
 from sinkgate.record import Diagnosis, top_massive
-from sinkgate.schema import CURVE_BINS, FIXED, INTEGER_ROWS, SCHEMA, SHARE_BINS, Settings, settings_dict
+from sinkgate.schema import CURVE_BINS, INTEGER_ROWS, SCHEMA, SHARE_BINS, SHARE_FIXED, Settings, settings_dict
 from sinkgate.site import Site
 
 __all__ = ["Probe"]
@@ -210,8 +210,8 @@ class Probe:
         mine = self._sums.setdefault(layer, {})
         counted = np.isfinite(null)
         fixed = {
-            "key_mass": np.rint(np.nan_to_num(alpha) * FIXED).astype(np.int64),
-            "key_null": np.rint(np.nan_to_num(null) * FIXED).astype(np.int64),
+            "key_mass": np.rint(np.nan_to_num(alpha) * SHARE_FIXED).astype(np.int64),
+            "key_null": np.rint(np.nan_to_num(null) * SHARE_FIXED).astype(np.int64),
             "key_n": counted.astype(np.int64),
         }
         for name, value in fixed.items():
