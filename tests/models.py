@@ -10,18 +10,22 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import models as hf
 
 VOCABULARY = 96
-COMMON = dict(
-    vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=3, num_attention_heads=6, max_position_embeddings=512
-)
-GROUPED = dict(
-    COMMON,
-    intermediate_size=64,
-    num_key_value_heads=2,
-    head_dim=8,
-    pad_token_id=None,
-    bos_token_id=None,
-    eos_token_id=None,
-)
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 512,
+}
+GROUPED: dict[str, Any] = {
+    **COMMON,
+    "intermediate_size": 64,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 
 def _llama() -> Any:

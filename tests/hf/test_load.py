@@ -207,6 +207,22 @@ def test_nothing_is_printed_and_no_state_is_left(
     assert capfd.readouterr() == ("", "")
 
 
+def test_nothing_is_logged(folder: Path) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
+    old = hf_logging.get_verbosity()
+    hf_logging.set_verbosity(logging.INFO)
+    try:
+        edit_json(folder / "config.json", bos_token_id=1000, num_hidden_layers=3)
+        refusal(ModelError, "lacks 9 weights", name=folder)  # transformers logs a table of these
+    finally:
+        hf_logging.set_verbosity(old)
+        logging.getLogger("transformers").removeHandler(handler)
+    assert records == []
+
+
 def test_unused_weights_are_named(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "model.extra.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
@@ -444,8 +460,8 @@ def test_a_hub_model_is_refused_before_its_weights_are_fetched(folder: Path, mon
 # ------------------------------------------------------------------------------------------------- GGUF
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, add_bos: bool | None, **extra: np.ndarray) -> Path:
-    """A llama GGUF with a byte-level tokenizer, as llama.cpp would write it."""
+def write_gguf(path: Path, model: LlamaForCausalLM, add_bos: bool | None, **extra: np.ndarray | int | str) -> Path:
+    """A llama GGUF with a byte-level tokenizer, as llama.cpp would write it, with extra tensors and fields."""
     import gguf
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -485,8 +501,12 @@ def write_gguf(path: Path, model: LlamaForCausalLM, add_bos: bool | None, **extr
             writer.add_tensor(gguf_name, gguf.quantize(data, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name, np.ascontiguousarray(data))
-    for name, data in extra.items():
-        writer.add_tensor(name.replace("__", "."), data)
+    for name, value in extra.items():
+        name = name.replace("__", ".")
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(name, value)
+        else:
+            (writer.add_uint32 if isinstance(value, int) else writer.add_string)(name, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -569,10 +589,24 @@ def test_other_files_beside_a_gguf_are_not_taken_for_its_own(folder: Path, good_
     assert loaded.tokenizer("he", add_special_tokens=False)["input_ids"] == [259]
 
 
-def test_gguf_with_its_own_rotary_frequencies(tmp_path: Path, source_model: LlamaForCausalLM) -> None:
-    extra = {"rope_freqs__weight": np.ones(4, dtype=np.float32)}
-    path = write_gguf(tmp_path / "rope.gguf", source_model, True, **extra)
-    refusal(UnsupportedError, "rope_freqs.weight", "safetensors", name=path)
+@pytest.mark.parametrize(
+    ("extra", "word"),
+    [
+        ({"rope_freqs__weight": np.ones(4, dtype=np.float32)}, "rotary frequencies (rope_freqs.weight)"),
+        ({"llama__rope__scaling__type": "yarn"}, "rotary frequencies (llama.rope.scaling.type)"),
+        ({"llama__attention__sliding_window": 16}, "attention window of 16"),
+    ],
+)
+def test_what_transformers_would_drop_from_a_gguf(
+    tmp_path: Path, source_model: LlamaForCausalLM, extra: dict[str, np.ndarray | int | str], word: str
+) -> None:
+    path = write_gguf(tmp_path / "more.gguf", source_model, True, **extra)
+    refusal(UnsupportedError, "more.gguf", word, "transformers drops", "safetensors", name=path)
+
+
+def test_a_gguf_that_says_it_scales_nothing(tmp_path: Path, source_model: LlamaForCausalLM) -> None:
+    extra = {"llama__rope__scaling__type": "none", "llama__attention__sliding_window": 0}
+    load(write_gguf(tmp_path / "plain.gguf", source_model, True, **extra))
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "fake.gguf", "empty.gguf"])
@@ -644,7 +678,7 @@ def test_smollm2() -> None:
     first = load("smollm2-135m")  # fetched here if need be
     start = time.monotonic()
     loaded = load("smollm2-135m")
-    assert time.monotonic() - start < 5  # about 1 s; the bound leaves room for a busy machine
+    assert time.monotonic() - start < 10  # about 1 s; the bound leaves room for a busy machine
     assert first.source == loaded.source
     assert loaded.source["kind"] == "known"
     assert loaded.tokenizer("hello")["input_ids"] == [28120]

@@ -121,7 +121,7 @@ def test_kurtosis_median_and_massive_activations_over_samples() -> None:
     kurtosis = ((x - x.mean()) ** 4).mean() / x.var() ** 2
     np.testing.assert_allclose(d.kurtosis, kurtosis, rtol=1e-5)
     np.testing.assert_allclose(d.stream_median, np.median(abs(x)) * np.array([1, 2]), rtol=0.063)
-    assert [m["value"] for m in d.massive if m["layer"] == 1][0] == -400
+    assert next(m["value"] for m in d.massive if m["layer"] == 1) == -400
     first = next(m for m in d.massive if m["layer"] == 0)
     assert (first["value"], first["dimension"], first["position"], first["sample"]) == (-200, 7, 3, "1")
     assert len(d.massive) == 2 * 5

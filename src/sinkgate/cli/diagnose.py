@@ -116,6 +116,7 @@ def summary(d: Any) -> dict[str, Any]:
             "model": d.meta["model"],
             "settings": d.meta["settings"],
             "samples": d.samples,
+            "texts": [sample["source"] for sample in d.meta["samples"]],
             "first_token_mass": {"mean": float(mean.mean), "low": float(mean.low), "high": float(mean.high)},
             "null_mass": float(d.null_mass[d.measured].mean()),
             "sink_rate": {c: d.sink_rate(d.settings.threshold, c) for c in ("mean", "sample")},

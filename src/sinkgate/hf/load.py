@@ -80,6 +80,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
 )
 _DAMAGED = "damaged or cut short (download or copy it again)"
+_GGUF_EASILY_LOST = (".rope.scaling.type", ".attention.sliding_window")
 _HUB_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _HUB_WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
@@ -304,7 +305,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _from_gguf(gguf: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, Any]:
     from transformers import GgufConfig
 
-    add_bos = _check_gguf(gguf)
+    window = _check_gguf(gguf)
     # float32 holds every GGUF weight exactly; without `dequantize` they may stay packed
     options = {**options, "dtype": torch.float32 if options["dtype"] == "auto" else options["dtype"]}
     files = {"gguf_file": str(gguf.absolute())}
@@ -312,6 +313,11 @@ def _from_gguf(gguf: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, An
         with _quiet(), _as_model_error(f"{gguf} is damaged or of a kind that transformers does not read"):
             config = AutoConfig.from_pretrained(empty, local_files_only=True, **files)
         _check_causal(config, str(gguf))
+        if window and getattr(config, "sliding_window", None) != window:
+            raise UnsupportedError(
+                f"{gguf} has an attention window of {window}, which transformers drops when it reads GGUF; "
+                f"use the safetensors form of this model"
+            )
         extra = {**files, "quantization_config": GgufConfig(dequantize=True)}
         with warnings.catch_warnings():  # numpy, on a scale that is NaN or infinite: refused below
             warnings.filterwarnings("ignore", "(invalid value|overflow) encountered", RuntimeWarning)
@@ -319,14 +325,6 @@ def _from_gguf(gguf: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, An
         tokenizer = _read_tokenizer(Path(empty), str(gguf), files)
     if bad := [name for name, weight in model.named_parameters() if not weight.isfinite().all()]:
         raise ModelError(f"{gguf} is {_DAMAGED}: {_few(bad)} is not finite")
-    for holder in (model, model.config):  # marks of the packed file that would stop save_pretrained
-        for mark in ("quantization_config", "is_quantized", "hf_quantizer", "quantization_method"):
-            if mark in vars(holder):
-                delattr(holder, mark)
-    if add_bos is not None and tokenizer.bos_token_id is not None:
-        ids = tokenizer("a")["input_ids"]
-        if (ids[:1] == [tokenizer.bos_token_id]) != add_bos:
-            tokenizer.add_bos_token = add_bos
     return model, tokenizer
 
 
@@ -348,21 +346,21 @@ def _size_of_gguf(gguf: Path) -> int:
     return size
 
 
-def _check_gguf(gguf: Path) -> bool | None:
-    """Whether the file says that texts start with BOS (None: not said); refuses one that is not whole."""
+def _check_gguf(gguf: Path) -> int | None:
+    """The attention window that a whole GGUF file names; refuses rotary scaling, which would be lost."""
     from gguf import GGUFReader
 
     with _as_model_error(f"{gguf} is {_DAMAGED}"):
         reader = GGUFReader(gguf)
-        own_rope = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
-        field = reader.get_field("tokenizer.ggml.add_bos_token")
-        add_bos = None if field is None else bool(field.contents())
-    if own_rope:
+        said = {key: f.contents() for key, f in reader.fields.items() if key.endswith(_GGUF_EASILY_LOST)}
+        lost = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    lost += [key for key, value in said.items() if value not in (None, "none") and key.endswith("scaling.type")]
+    if lost and not lost[0].startswith("gpt-oss"):  # the one architecture whose scaling transformers keeps
         raise UnsupportedError(
-            f"{gguf} scales its rotary frequencies ({own_rope[0]}), which transformers drops when it "
+            f"{gguf} scales its rotary frequencies ({lost[0]}), which transformers drops when it "
             f"reads GGUF; use the safetensors form of this model"
         )
-    return add_bos
+    return next((value for key, value in said.items() if key.endswith("sliding_window") and value), None)
 
 
 # --------------------------------------------------------------------------------- calls into transformers
