@@ -1,0 +1,11 @@
+"""Run benchmarks by name, all of them without one."""
+
+import importlib
+import sys
+
+NAMES = ("startup", "load", "models", "diagnose", "long")
+
+for name in sys.argv[1:] or NAMES:
+    if name not in NAMES:
+        raise SystemExit(f"unknown benchmark {name!r}; there are {', '.join(NAMES)}")
+    importlib.import_module(f"benchmarks.{name}").main()
