@@ -171,6 +171,46 @@ def test_bias_is_the_finite_part_of_an_additive_mask(case: dict[str, Any], rows:
             assert torch.equal(bias, mask[:, :, span.i0 : span.i1, span.k0 : span.k1])
 
 
+@pytest.mark.parametrize("offset", [0, 3])
+def test_spans_of_every_window_and_block_size(offset: int) -> None:
+    """The window's far edge and the diagonal, apart and overlapping; once as structure, once as a biased mask."""
+    t = 10
+    s = t + offset
+    distance = torch.arange(offset, s)[:, None] - torch.arange(s)
+    bias = torch.arange(1.0, t * s + 1).view(t, s)
+    for window in range(1, s + 1):
+        expected = (distance >= 0) & (distance < window)
+        mask = bias.masked_fill(~expected, -float("inf"))[None, None]
+        for rows in range(1, t + 1):
+            for visibility in (Visibility(t, s, window=window), Visibility(t, s, causal=False, mask=mask)):
+                covered = torch.zeros(t, s, dtype=torch.bool)
+                for span in visibility.spans(rows):
+                    covered[span.i0 : span.i1, span.k0 : span.k1] = True
+                    for c0, c1, seen in span.parts:
+                        covered[span.i0 : span.i1, c0:c1] = seen[0, 0]
+                    if visibility.mask is not None:
+                        handed = visibility.bias(span)
+                        assert handed is not None
+                        assert torch.equal(handed[0, 0], mask[0, 0, span.i0 : span.i1, span.k0 : span.k1])
+                assert torch.equal(covered, expected), (window, rows)
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_long_mask_is_the_structure_it_spells_out(window: int | None) -> None:
+    """Longer than the blocks in which a mask is read."""
+    t = 1100
+    structure = Visibility(t, t, window=window)
+    mask = torch.zeros(t, t).masked_fill(~structure.visible(0, t, 0, t)[0, 0], -1e4)[None, None]
+    spelled = Visibility(t, t, causal=False, mask=mask)
+    assert torch.equal(structure.counts, spelled.counts)
+    assert torch.equal(structure.uniform, spelled.uniform)
+    assert torch.equal(structure.columns[0], spelled.columns[0])
+    torch.testing.assert_close(structure.columns[1], spelled.columns[1], rtol=1e-12, atol=1e-15)
+    assert not spelled.has_bias
+    mask[..., -1, -1] = 0.5
+    assert Visibility(t, t, causal=False, mask=mask).has_bias
+
+
 @pytest.mark.parametrize("slope", [0.5, 2.0**-8])
 def test_a_distance_bias_hides_nothing(slope: float) -> None:
     """ALiBi over a causal mask: every past key counts, and the bias is handed out."""

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from reference import assert_agree, statistics
 
 import sinkgate as sg
+from reference import assert_agree, statistics
 from sinkgate.probe.text import default_texts
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[Any]:
-    loaded = sg.load("smollm2-135m", dtype="float32")
-    yield loaded
+def smollm2() -> Any:
+    return sg.load("smollm2-135m", dtype="float32")
 
 
 @pytest.fixture(scope="module")

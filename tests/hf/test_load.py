@@ -662,6 +662,14 @@ def test_gguf_with_a_weight_that_is_not_finite(good_gguf: Path, source_model: Ll
     refusal(ModelError, "damaged", "layers.0.mlp.up_proj.weight is not finite", name=tmp_path / "inf.gguf")
 
 
+def test_gguf_that_names_millions_of_blocks(good_gguf: Path, tmp_path: Path) -> None:
+    count = b"llama.block_count" + struct.pack("<II", 4, 2)
+    assert count in good_gguf.read_bytes()
+    more = count[:-4] + struct.pack("<I", 1 << 24)
+    (tmp_path / "many.gguf").write_bytes(good_gguf.read_bytes().replace(count, more))
+    refusal(ModelError, "damaged", "more blocks than the 2 it has", name=tmp_path / "many.gguf")
+
+
 def test_gguf_of_an_unknown_architecture(tmp_path: Path, good_gguf: Path) -> None:
     whole = good_gguf.read_bytes()
     key = b"general.architecture" + struct.pack("<IQ", 8, 5)

@@ -80,7 +80,7 @@ _TOKENIZER_FILES = (
     "vocab.txt",
 )
 _DAMAGED = "damaged or cut short (download or copy it again)"
-_GGUF_EASILY_LOST = (".rope.scaling.type", ".attention.sliding_window")
+_GGUF_CHECKED = (".block_count", ".rope.scaling.type", ".attention.sliding_window")
 _HUB_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _HUB_WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
@@ -352,8 +352,12 @@ def _check_gguf(gguf: Path) -> int | None:
 
     with _as_model_error(f"{gguf} is {_DAMAGED}"):
         reader = GGUFReader(gguf)
-        said = {key: f.contents() for key, f in reader.fields.items() if key.endswith(_GGUF_EASILY_LOST)}
+        said = {key: f.contents() for key, f in reader.fields.items() if key.endswith(_GGUF_CHECKED)}
         lost = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+        blocks = len({tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")})
+    if any(value > blocks for key, value in said.items() if key.endswith("block_count")):
+        # refused here: for a count that is off by millions transformers would take hours to say so
+        raise ModelError(f"{gguf} is {_DAMAGED}: it names more blocks than the {blocks} it has")
     lost += [key for key, value in said.items() if value not in (None, "none") and key.endswith("scaling.type")]
     if lost and not lost[0].startswith("gpt-oss"):  # the one architecture whose scaling transformers keeps
         raise UnsupportedError(

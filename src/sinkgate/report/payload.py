@@ -231,7 +231,10 @@ def _residual(d: Diagnosis) -> dict[str, Any]:
     depths = d.arrays["stream_first"].shape[1]
     median = d.stream_median
     largest = [max((abs(m["value"]) for m in d.massive if m["layer"] == i), default=np.nan) for i in range(depths)]
-    massive = sorted(d.massive, key=lambda m: -abs(m["value"]))[:30]
+    largest_of: dict[tuple[int, int], dict[str, Any]] = {}
+    for m in sorted(d.massive, key=lambda m: -abs(m["value"])):
+        largest_of.setdefault((m["layer"], m["dimension"]), m)
+    massive = list(largest_of.values())[:16]
     return {
         "layer": list(range(depths)),
         "norm_first": _rounded(d.arrays["stream_first"].mean(0)),

@@ -170,11 +170,12 @@ def text(d: Diagnosis, count: int = 10) -> str:
     import textwrap
 
     model, settings = d.meta["model"], d.settings
-    lines = [f"{model['name']}: where its attention goes"]
-    lines.append(
+    lines = [printable(f"{model['name']}: where its attention goes")]
+    sizes = (
         f"{len(d.layers)} layers × {d.shape[1]} heads, {d.samples} × {_lengths(d)} tokens; "
         f"beginning-of-text token: {model.get('bos', 'unknown')}"
     )
+    lines += textwrap.wrap(printable(sizes), 98)
     lines.append("")
     for sentence in verdict(d) + [f"Note: {note}" for note in d.meta["notes"]]:
         lines += textwrap.wrap(printable(sentence), 98, initial_indent="• ", subsequent_indent="  ")
