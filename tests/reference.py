@@ -150,8 +150,9 @@ def _one(
             logs = np.where(a > 0, np.log(np.where(a > 0, a, 1)), 0)
             entropy = -(a * logs).sum(-1) - np.where(z > 1e-12, z * np.log(np.where(z > 1e-12, z, 1)), 0)
         result["entropy"][i] = entropy.mean(1)
-        more = counts > 1
-        result["entropy_ratio"][i] = (entropy[:, more] / np.log(counts[more])).mean(1)
+        choices = counts + (seen["s_aux"] is not None)
+        more = choices > 1
+        result["entropy_ratio"][i] = (entropy[:, more] / np.log(choices[more])).mean(1)
         near = (position[:, None] - position[None] < window) & visible
         result["local"][i] = (a * near).sum((1, 2)) / n
         result["local_null"][i] = (near.sum(1) / counts).mean()

@@ -114,7 +114,6 @@ def test_deleting_a_sink_of_ninety_per_cent_multiplies_by_ten() -> None:
     assert float(amplification(0.9)) * gated == pytest.approx(content, rel=1e-14)
 
 
-@pytest.mark.xfail(reason="a negative index counts from the end of the table", raises=pytest.fail.Exception)
 def test_there_is_no_negative_harmonic_number() -> None:
     with pytest.raises(ValueError, match="-1"):
         harmonic(-1)

@@ -265,7 +265,6 @@ def test_bad_inputs_name_the_argument(named: str, arguments: dict[str, Any]) -> 
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.xfail(reason="not checked yet: it is dropped or misread without a word")
 @pytest.mark.parametrize(
     ("named", "size", "arguments"),
     [

@@ -57,12 +57,15 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
     spans = list(site.visibility.spans(rows))
     widest = max((span.k1 - span.k0 for span in spans), default=0)
     buffers = torch.empty(2, site.group * rows * widest, device=site.q.device)
-    real = site.real
+    rows_seen = site.visibility.counts > 0  # per head too: a row may be empty in one head alone
     for b, kv, h0 in site.kv_heads():
         heads = slice(h0, h0 + site.group)
-        q = site.q[b, heads].float() * (site.scale * LOG2E if fused else site.scale)
+        q = site.q[b, heads].float() * (site.factor * LOG2E if fused else site.factor)
         k = site.k[b, kv].float()
-        hidden = None if bool(real[b].all()) else ~real[b]
+        empty = ~_row(rows_seen, b, heads)
+        hidden = empty if bool(empty.any()) else None
+        if hidden is not None:  # whatever stands in a padding query, NaN included, must not reach a sum
+            q = q.masked_fill(hidden[..., None], 0)
         if fused:
             # the row's log-sum-exp rides along as one more dimension, so the product is the log weights
             assert site.lse is not None
@@ -77,7 +80,7 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
             logs, weights = (buffer[:size].view(shape) for buffer in buffers)
             left = q[:, span.i0 : span.i1].reshape(shape[0] * shape[1], -1)
             torch.mm(left, k[span.k0 : span.k1].T, out=logs.view(-1, shape[2]))
-            _finish(site, b, heads, span, logs)
+            _finish(site, b, heads, span, logs, LOG2E if fused else 1.0)
             log2_sink = None
             if not fused:
                 logs.mul_(LOG2E)
@@ -89,7 +92,7 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
                     total += torch.exp2(sink[heads, None, None] - top)
                 lse = (top + total.log2()).squeeze(-1)
                 if hidden is not None:
-                    lse = lse.masked_fill(hidden[span.i0 : span.i1], -NEVER)
+                    lse = lse.masked_fill(hidden[..., span.i0 : span.i1], -NEVER)
                 if sink is not None:
                     log2_sink = sink[heads, None] - lse
                 logs -= lse.unsqueeze(-1)
@@ -97,13 +100,16 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
             yield Block(b, h0, span, weights, logs, log2_sink)
 
 
-def _finish(site: Site, b: int, heads: slice, span: Span, raw: Tensor) -> None:
-    """Softcap, additive bias and visibility, in place, in the order the models apply them."""
+def _finish(site: Site, b: int, heads: slice, span: Span, raw: Tensor, unit: float) -> None:
+    """Softcap, additive bias and visibility, in place, in the order the models apply them.
+
+    ``unit`` is what a natural logarithm counts in ``raw``.
+    """
     if site.softcap is not None:
         raw.div_(site.softcap).tanh_().mul_(site.softcap)
     bias = site.visibility.bias(span)
     if bias is not None:
-        raw += _row(bias, b, heads).clamp_min(NEVER)
+        raw.add_(_row(bias, b, heads).float().clamp_min(NEVER), alpha=unit)
     for c0, c1, seen in span.parts:
         raw[..., c0 - span.k0 : c1 - span.k0].masked_fill_(~_row(seen, b, heads), NEVER)
 
@@ -120,5 +126,9 @@ def head_output(site: Site) -> Float[Tensor, "b h t dv"]:
     for block in weight_blocks(site):
         span, heads = block.span, slice(block.h0, block.h0 + site.group)
         values = site.v[block.b, block.h0 // site.group, span.k0 : span.k1].float()
-        out[block.b, heads, span.i0 : span.i1] = block.weights @ values
+        bad = ~torch.isfinite(values)
+        result = block.weights @ values.masked_fill(bad, 0)
+        if bool(bad.any()):  # 0 · NaN is NaN: what a row does not see must not reach it
+            result[((block.weights > 0).float() @ bad.float()) > 0] = float("nan")
+        out[block.b, heads, span.i0 : span.i1] = result
     return out

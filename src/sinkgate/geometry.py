@@ -19,6 +19,8 @@ def harmonic(n: Any) -> Any:
     4.7439
     """
     n = np.asarray(n)
+    if (n < 0).any():
+        raise ValueError(f"there is no harmonic number of {n.min()}")
     table = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, max(int(n.max(initial=0)), 1) + 1))])
     return table[n]
 
@@ -70,7 +72,7 @@ def required_margin(n: Any, share: Any) -> Any:
     >>> [round(float(required_margin(4096, r)), 4) for r in (0.5, 0.9, 0.99)]
     [8.3175, 10.5147, 12.9126]
     >>> [round(float(required_margin(131072, r)), 3) for r in (0.5, 0.9, 0.99)]
-    [11.784, 13.981, 16.379]
+    [11.783, 13.981, 16.379]
     """
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(n, dtype=np.float64) - 1) + margin(share)

@@ -60,6 +60,14 @@ class Visibility:
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ArgumentError(f"window must be at least 1 (the query's own key), got {self.window}")
+        if self.window is not None and not self.causal:
+            raise ArgumentError("window counts back from the query, so it needs causal=True; give a mask instead")
+        if self.queries > self.keys:
+            raise ArgumentError(f"queries must not outnumber keys, got {self.queries} queries and {self.keys} keys")
+        if self.mask is not None and not (self.mask.dtype == torch.bool or self.mask.is_floating_point()):
+            raise ArgumentError(f"mask must be bool (True = visible) or additive float, got {self.mask.dtype}")
+        if self.real is not None and self.real.dtype != torch.bool:
+            raise ArgumentError(f"real must be bool (False = padding), got {self.real.dtype}")
         if self.mask is not None and (self.mask.ndim != 4 or self.mask.shape[-2:] != (self.queries, self.keys)):
             raise ArgumentError(
                 f"mask must be [batch or 1, heads or 1, {self.queries}, {self.keys}], got {list(self.mask.shape)}"
@@ -180,6 +188,19 @@ class Visibility:
                 torch.einsum("bhrc,bhr->bhc", seen.double(), self.uniform[..., i0:i1].expand(seen.shape[:3]))
             )
         return torch.stack(seen_blocks).sum(0), torch.stack(null_blocks).sum(0)
+
+    def local_counts(self, window: int) -> Int[Tensor, "b h t"]:
+        """How many of the last ``window`` keys, the query's own included, each query sees."""
+        if self.mask is None and self.real is None and self.causal:
+            return self.counts.clamp_max(window)
+        blocks = []
+        for i0 in range(0, self.queries, 512):
+            i1 = min(i0 + 512, self.queries)
+            k0, k1 = max(0, int(self._position[i0]) - window + 1), int(self._position[i1 - 1]) + 1
+            distance = self._position[i0:i1, None] - torch.arange(k0, k1, device=self._device)
+            blocks.append((self.visible(i0, i1, k0, k1) & (distance >= 0) & (distance < window)).sum(-1))
+        counts = torch.cat(blocks, dim=-1)
+        return counts if self.real_queries is None else counts * self.real_queries[:, None]
 
     # ---- private ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinkgate.errors import ArgumentError, OutputError
-from sinkgate.schema import FIXED, FLOAT_BINS, SHARE_BINS, SHARE_FIXED, Settings, curve_edges
+from sinkgate.schema import (
+    FIXED,
+    FLOAT_BINS,
+    HEAD_KINDS,
+    LOCAL_MASS,
+    LOCAL_OVER_NULL,
+    PREVIOUS_MASS,
+    SHARE_BINS,
+    SHARE_FIXED,
+    SPECIFIC_KEYS,
+    UNIFORM_ENTROPY,
+    Settings,
+    curve_edges,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,13 +130,15 @@ class Diagnosis:
         """
         total, n = self.arrays["first_sum"], self.arrays["first_n"][..., None]
         if first_query:
-            return total / n
-        return _ratio(total - self.arrays["first_query0"], n - 1)
+            return _ratio(total, n)
+        return _ratio(total - self.arrays["first_query0"], n - self.arrays["first_query0_n"][..., None])
 
     def null_by_sample(self, *, first_query: bool = True) -> Array:
         """``[sample, layer, 1]``: the same mean for uniform attention, window and padding known."""
         total, n = self.arrays["null_sum"], self.arrays["first_n"]
-        return (total / n if first_query else _ratio(total - 1.0, n - 1))[..., None]
+        if not first_query:
+            total, n = total - self.arrays["null_query0"], n - self.arrays["first_query0_n"]
+        return _ratio(total, n)[..., None]
 
     @cached_property
     def first_token_mass(self) -> Array:
@@ -175,7 +190,8 @@ class Diagnosis:
     def key_mass(self) -> Array:
         """``[layer, head, position]``: α_k, mean over samples; NaN where too few queries see the key."""
         self._need("key_mass", "keys")
-        return _ratio(self.arrays["key_mass"] / SHARE_FIXED, self.arrays["key_n"][:, None].astype(float))
+        mass = _ratio(self.arrays["key_mass"] / SHARE_FIXED, self.arrays["key_n"][:, None].astype(float))
+        return np.where(self.measured[..., None], mass, np.nan)
 
     @cached_property
     def key_null(self) -> Array:
@@ -187,7 +203,8 @@ class Diagnosis:
     def top_other_mass(self) -> Array:
         """``[layer, head]``: the largest α of any key but the first, mean over samples."""
         self._need("top_mass", "keys")
-        return self.arrays["top_mass"].mean(0)
+        mass = self.arrays["top_mass"]
+        return _ratio(np.nan_to_num(mass).sum(0), np.isfinite(mass).sum(0).astype(float))
 
     @cached_property
     def sinks(self) -> list[Sink]:
@@ -292,20 +309,16 @@ class Diagnosis:
     def head_kind(self) -> NDArray[np.str_]:
         """``[layer, head]``: sink, previous, local, uniform, specific, none or unmeasured (docs/measures.md)."""
         self._need("entropy_sum", "full")
-        effective = np.exp(self.entropy)
-        rules = [
-            ("unmeasured", ~self.measured),
-            (
-                "sink",
-                (np.fmax(self.first_token_mass, self.top_other_mass) > self.settings.threshold)
-                | (self.learned_mass > self.settings.threshold),
-            ),
-            ("previous", self.previous_mass > 0.5),
-            ("local", (self.local_mass > 0.5) & (self.local_mass > 2 * self.local_null)),
-            ("uniform", self.entropy_ratio > 0.9),
-            ("specific", effective < 8),
-        ]
-        return np.select([test for _, test in rules], [name for name, _ in rules], default="none")
+        strongest = np.fmax(np.fmax(self.first_token_mass, self.top_other_mass), self.learned_mass)
+        rules = {
+            "unmeasured": ~self.measured,
+            "sink": strongest > self.settings.threshold,
+            "previous": self.previous_mass > PREVIOUS_MASS,
+            "local": (self.local_mass > LOCAL_MASS) & (self.local_mass > LOCAL_OVER_NULL * self.local_null),
+            "uniform": self.entropy_ratio > UNIFORM_ENTROPY,
+            "specific": np.exp(self.entropy) < SPECIFIC_KEYS,
+        }
+        return np.select([rules[kind] for kind in HEAD_KINDS[:-1]], HEAD_KINDS[:-1], default=HEAD_KINDS[-1])
 
     # ---- by query position ----------------------------------------------------------------------------------------
 
@@ -324,11 +337,15 @@ class Diagnosis:
         share = self.mass_by_sample(first_query=False).mean(0)[layer, head]
         from sinkgate.geometry import margin as logit
 
+        margin = np.full_like(mass, np.nan)
+        if "curve_margin" in self.arrays:
+            margin = np.where(centre > 0, self.arrays["curve_margin"][layer, head][keep] / FIXED / n, np.nan)
+
         return {
             "t": centre,
             "mass": mass,
             "null": self.arrays["curve_null"][layer][keep] / FIXED / n,
-            "margin": np.where(centre > 0, self.arrays["curve_margin"][layer, head][keep] / FIXED / n, np.nan),
+            "margin": margin,
             "law": np.where(centre > 0, np.log(np.maximum(centre, 1e-9)) + logit(share), np.nan),
             "n": n,
         }

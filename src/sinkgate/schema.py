@@ -15,13 +15,21 @@ __all__ = [
     "FIXED",
     "FLOAT_BINS",
     "FORMAT",
+    "HEAD_KINDS",
     "INTEGER_ROWS",
+    "LOCAL_MASS",
+    "LOCAL_OVER_NULL",
+    "PREVIOUS_MASS",
     "SCHEMA",
     "SHARE_BINS",
     "SHARE_FIXED",
+    "SPECIFIC_KEYS",
+    "UNIFORM_ENTROPY",
     "VERSION",
     "Settings",
+    "bins",
     "curve_edges",
+    "required",
     "settings_dict",
 ]
 
@@ -33,11 +41,21 @@ CURVE_BINS = 96  # query positions, four bins an octave: position t goes to floo
 SHARE_BINS = 100  # p_s over [0, 1]
 FLOAT_BINS = 2048  # |activation|, sixteen bins an octave from 2^-64
 
+# Head kinds, in the order in which their rules are tried; docs/measures.md has the same table.
+HEAD_KINDS = ("unmeasured", "sink", "previous", "local", "uniform", "specific", "none")
+PREVIOUS_MASS = 0.5  # on the token before
+LOCAL_MASS = 0.5  # on the last tokens …
+LOCAL_OVER_NULL = 2.0  # … and over so many times its null
+UNIFORM_ENTROPY = 0.9  # of ln(visible keys)
+SPECIFIC_KEYS = 8  # exp(entropy) under this
+
 # name -> (axes, what it is). S sample, L layer, H head, T key position, B bin. A leading S means one row per
 # sample; everything else is a sum over samples and is an integer.
 SCHEMA: dict[str, tuple[str, str]] = {
     "first_sum": ("SLH", "Σ over queries of the weight on the first token"),
     "first_query0": ("SLH", "that weight at the first token's own query"),
+    "first_query0_n": ("SL", "whether that query is among these (it is not when decoding)"),
+    "null_query0": ("SL", "uniform attention's weight there"),
     "first_n": ("SL", "how many queries see the first token"),
     "null_sum": ("SL", "the same sum for uniform attention"),
     "alpha4": ("SLH4", "Gu's α of the first four tokens"),
@@ -79,7 +97,7 @@ SCHEMA: dict[str, tuple[str, str]] = {
     "stream_rest": ("SR", "mean ‖h‖ of the others"),
     "stream_histogram": ("RB", "|h| of all entries, sixteen bins an octave"),
 }
-INTEGER_ROWS = frozenset({"first_n", "queries", "margin_n", "entropy_n", "top_position"})
+INTEGER_ROWS = frozenset({"first_n", "first_query0_n", "queries", "margin_n", "entropy_n", "top_position"})
 
 
 @dataclass(frozen=True)
@@ -112,3 +130,17 @@ def curve_edges() -> NDArray[np.float64]:
 def settings_dict(settings: Settings) -> dict[str, Any]:
     """The JSON form of settings."""
     return asdict(settings)
+
+
+def required(detail: str) -> set[str]:
+    """The arrays a record of this detail must hold (a residual stream is not found in every model)."""
+    optional = {name for name in SCHEMA if name.startswith("stream_")}
+    keys = {"key_mass", "key_null", "key_n", "top_mass", "top_position", "curve_margin"}
+    first = {name for name in SCHEMA if name.startswith(("first_", "null_", "curve_", "margin_", "amplification_"))}
+    first = first - keys | {"alpha4", "learned_sum", "queries", "share_histogram"}
+    return {"first": first, "keys": first | keys}.get(detail, set(SCHEMA) - optional)
+
+
+def bins(name: str) -> int:
+    """The length of an array's B axis."""
+    return {"share_histogram": SHARE_BINS, "stream_histogram": FLOAT_BINS}.get(name, CURVE_BINS)

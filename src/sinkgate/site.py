@@ -63,7 +63,7 @@ class Site:
         v: values, ``[b, kv_heads, s, dv]``.
         out: the head outputs the model computed, ``[b, heads, t, dv]``.
         visibility: which keys each query sees.
-        scale: multiplies q·k; default (0) stands for ``d ** -0.5``.
+        scale: multiplies q·k; default ``d ** -0.5``.
         softcap: scores become ``softcap * tanh(scores / softcap)`` before the mask.
         sink_logit: a learned sink logit per head ``[heads]`` (``s_aux`` in transformers), not scaled.
         lse: log Σ exp of the scores (and the sink logit) ``[b, heads, t]`` if the kernel gave it.
@@ -78,7 +78,7 @@ class Site:
     v: Float[Tensor, "b kv s dv"]
     out: Float[Tensor, "b h t dv"]
     visibility: Visibility
-    scale: float = 0.0
+    scale: float | None = None
     softcap: float | None = None
     sink_logit: Float[Tensor, " h"] | None = None
     lse: Float[Tensor, "b h t"] | None = None
@@ -87,6 +87,7 @@ class Site:
     mapped: Float[Tensor, "b h t dv"] | None = None
     write_scale: Float[Tensor, "b t"] | None = None
     group: int = field(init=False)
+    factor: float = field(init=False)  # what multiplies q·k
 
     def __post_init__(self) -> None:
         for name in ("q", "k", "v"):
@@ -103,9 +104,23 @@ class Site:
             )
         if self.sink_logit is not None and self.sink_logit.shape != (heads,):
             raise ArgumentError(f"sink_logit must be [{heads}], one per head; got {list(self.sink_logit.shape)}")
+        mask, real = self.visibility.mask, self.visibility.real
+        batch = self.q.shape[0]
+        if mask is not None and not (mask.shape[0] in (1, batch) and mask.shape[1] in (1, heads)):
+            raise ArgumentError(
+                f"mask must be [1 or {batch}, 1 or {heads}, t, s] for q {list(self.q.shape)}, got {list(mask.shape)}"
+            )
+        if real is not None and real.shape[0] != batch:
+            raise ArgumentError(f"real must have one row per sample ({batch}), got {real.shape[0]}")
+        if real is not None and bool(((real[:, 1:] & ~real[:, :-1]).sum(-1) + real[:, 0] > 1).any()):
+            raise ArgumentError("real must be one run of True per sample: padding stands on the left or on the right")
+        if (self.q.shape[-2], self.k.shape[-2]) != (self.visibility.queries, self.visibility.keys):
+            raise ArgumentError(
+                f"visibility is for {self.visibility.queries} queries and {self.visibility.keys} keys, "
+                f"but q has {self.q.shape[-2]} and k {self.k.shape[-2]}"
+            )
         self.group = heads // kv
-        if self.scale == 0.0:
-            self.scale = self.q.shape[-1] ** -0.5
+        self.factor = float(self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
     @property
     def first(self) -> Tensor:

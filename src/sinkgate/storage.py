@@ -14,7 +14,7 @@ import numpy as np
 
 from sinkgate.errors import OutputError, RecordError
 from sinkgate.record import Array, Diagnosis, top_massive
-from sinkgate.schema import FORMAT, SCHEMA, VERSION, Settings
+from sinkgate.schema import FORMAT, INTEGER_ROWS, SCHEMA, VERSION, Settings, bins, required
 
 __all__ = ["jsonable", "load", "merge", "save", "write_atomically"]
 
@@ -55,15 +55,15 @@ def load(directory: Path) -> Diagnosis:
 
     path = directory / "record.json" if directory.is_dir() else directory
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except FileNotFoundError:
         raise RecordError(f"no record at {directory}: expected a folder with record.json in it") from None
-    except (OSError, ValueError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         raise RecordError(f"{path} is not a readable record: {err}") from err
     if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
         raise RecordError(f"{path} is not a sinkgate diagnosis")
     version = meta.pop("version", None)
-    if version != VERSION:
+    if version != VERSION or isinstance(version, bool):
         raise RecordError(f"{path} is a record of version {version!r}; this sinkgate reads version {VERSION}")
     tensors = meta.pop("tensors", None)
     name = tensors.get("file") if isinstance(tensors, dict) else None
@@ -77,7 +77,7 @@ def load(directory: Path) -> Diagnosis:
         raise RecordError(f"{path.parent / name} is damaged: its SHA-256 is not the recorded one")
     try:
         arrays = safetensors.numpy.load(data)
-    except safetensors.SafetensorError as err:
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as err:  # the latter: a dtype numpy lacks
         raise RecordError(f"{path.parent / name} is damaged: {err}") from err
     _check(path, meta, arrays)
     return Diagnosis(meta, arrays)
@@ -94,6 +94,8 @@ def merge(d: Diagnosis, other: Diagnosis) -> Diagnosis:
     if d.meta["settings"] != other.meta["settings"]:
         different = [k for k, v in d.meta["settings"].items() if other.meta["settings"].get(k) != v]
         raise RecordError(f"these records were made with different settings: {', '.join(different)}")
+    if d.shape != other.shape or d.arrays.keys() != other.arrays.keys():
+        raise RecordError(f"these records do not have the same layers and heads: {d.shape} and {other.shape}")
     both = {s["id"] for s in d.meta["samples"]} & {s["id"] for s in other.meta["samples"]}
     if both:
         raise RecordError(f"{len(both)} sample(s) are in both records and would count twice; merge distinct texts")
@@ -107,12 +109,17 @@ def merge(d: Diagnosis, other: Diagnosis) -> Diagnosis:
         else:
             arrays[name] = _add_padded(a, b)
     meta = dict(d.meta)
+    meta["model"] = min(d.meta["model"], other.meta["model"], key=lambda m: json.dumps(m, sort_keys=True, default=str))
     meta["samples"] = [samples[i] for i in order]
     meta["massive"] = top_massive(d.meta["massive"] + other.meta["massive"])
     meta["notes"] = sorted(set(d.meta["notes"]) | set(other.meta["notes"]))
     meta["strip"] = min(d.meta["strip"], other.meta["strip"], key=lambda s: s["id"])
     meta["created"] = max(d.meta["created"], other.meta["created"])
     return Diagnosis(meta, arrays)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -151,34 +158,69 @@ def _add_padded(a: Array, b: Array) -> Array:
     return total
 
 
+_NUMBER = (int, float)
+_TEXT_OR_NONE = (str, type(None))
+# what stands in the lists of a record's text; a wrong type here would only show while drawing
+_LAYER = {
+    "index": int,
+    "name": str,
+    "kind": str,
+    "reason": _TEXT_OR_NONE,
+    "write_reason": _TEXT_OR_NONE,
+    "learned_sink": bool,
+}
+_SAMPLE = {"id": str, "source": str, "bos": bool, "length": int, "sinks": list, "tokens_at": dict}
+_SINK = {"position": int, "token": str, "kind": str, "mass": _NUMBER, "heads": _NUMBER, "top": _NUMBER,
+         "write": (*_NUMBER, type(None)), "secondary": bool}  # fmt: skip
+_MASSIVE = {"layer": int, "dimension": int, "position": int, "value": _NUMBER, "token": str, "sample": str}
+_META = {"model": dict, "settings": dict, "samples": list, "layers": list, "notes": list, "massive": list, "strip": dict,
+         "created": str}  # fmt: skip
+
+
 def _check(path: Path, meta: dict[str, Any], arrays: dict[str, Array]) -> None:
     """Refuse a record whose parts do not go together, before anything is drawn from it."""
-    kinds = {"model": dict, "settings": dict, "samples": list, "layers": list, "notes": list, "massive": list,
-             "strip": dict, "created": str}  # fmt: skip
-    for name, kind in kinds.items():
-        if not isinstance(meta.get(name), kind):
-            raise RecordError(f"{path} is damaged: {name!r} is missing or not a {kind.__name__}")
+
+    def damaged(what: str) -> RecordError:
+        return RecordError(f"{path} is damaged: {what}")
+
+    def typed(where: str, value: Any, kinds: dict[str, Any]) -> None:
+        if not isinstance(value, dict):
+            raise damaged(f"{where} is not an object")
+        for name, kind in kinds.items():
+            if name not in value or not isinstance(value[name], kind):
+                raise damaged(f"{where}: {name!r} is missing or of the wrong type")
+
+    typed("its text", meta, _META)
+    typed("model", meta["model"], {"name": str, "fingerprint": str})
     try:
-        Settings(**meta["settings"])
+        settings = Settings(**meta["settings"])
     except (TypeError, ValueError) as err:
-        raise RecordError(f"{path} is damaged: settings: {err}") from err
-    if "first_sum" not in arrays or arrays["first_sum"].ndim != 3:
-        raise RecordError(f"{path} is damaged: its tensors lack first_sum")
-    s, layers, heads = arrays["first_sum"].shape
-    if s != len(meta["samples"]) or layers != len(meta["layers"]):
-        raise RecordError(f"{path} is damaged: its tensors and its text disagree on samples or layers")
-    sizes = {"S": s, "L": layers, "H": heads, "R": layers + 1}
-    for name, array in arrays.items():
-        axes = SCHEMA.get(name, (None,))[0]
-        if axes is None:
-            raise RecordError(f"{path} is damaged: unknown array {name!r}")
-        expected = [sizes.get(axis) for axis in axes]
-        if len(axes) != array.ndim or any(e not in (None, n) for e, n in zip(expected, array.shape, strict=True)):
-            raise RecordError(f"{path} is damaged: {name} has shape {list(array.shape)}, expected axes {axes}")
+        raise damaged(f"settings: {err}") from err
+    for kind, items, kinds in (("layer", meta["layers"], _LAYER), ("sample", meta["samples"], _SAMPLE),
+                               ("massive activation", meta["massive"], _MASSIVE)):  # fmt: skip
+        for i, item in enumerate(items):
+            typed(f"{kind} {i}", item, kinds)
     for i, sample in enumerate(meta["samples"]):
-        if (
-            not isinstance(sample, dict)
-            or not isinstance(sample.get("id"), str)
-            or not isinstance(sample.get("sinks"), list)
-        ):
-            raise RecordError(f"{path} is damaged: sample {i} lacks its id or its sinks")
+        for sink in sample["sinks"]:
+            typed(f"sample {i}: a sink", sink, _SINK)
+    missing = required(settings.detail) - set(arrays)
+    if missing:
+        raise damaged(f"its tensors lack {', '.join(sorted(missing)[:3])}")
+    if arrays["first_sum"].ndim != 3:
+        raise damaged("first_sum is not [sample, layer, head]")
+    samples, layers, heads = arrays["first_sum"].shape
+    if samples != len(meta["samples"]) or layers != len(meta["layers"]):
+        raise damaged("its tensors and its text disagree on samples or layers")
+    sizes = {"S": samples, "L": layers, "H": heads, "R": layers + 1, "4": 4, "5": 5}
+    if "key_n" in arrays:
+        sizes["T"] = arrays["key_n"].shape[-1]
+    for name, array in arrays.items():
+        if name not in SCHEMA:
+            raise damaged(f"unknown array {name!r}")
+        axes = SCHEMA[name][0]
+        expected = [bins(name) if axis == "B" else sizes[axis] for axis in axes]
+        if list(array.shape) != expected:
+            raise damaged(f"{name} has shape {list(array.shape)}, expected {expected} for the axes {axes}")
+        whole = name in INTEGER_ROWS or not axes.startswith("S")
+        if array.dtype != (np.int64 if whole else np.float64):
+            raise damaged(f"{name} holds {array.dtype}, expected {'int64' if whole else 'float64'}")

@@ -169,7 +169,7 @@ def test_no_log_sum_exp_is_invented() -> None:
     for site in watcher.sites:
         assert site.lse is not None
         k = site.k.repeat_interleave(site.group, 1).double()
-        scores = (site.q.double() @ k.transpose(-1, -2)) * site.scale
+        scores = (site.q.double() @ k.transpose(-1, -2)) * site.factor
         scores = scores.masked_fill(~torch.ones(50, 50, dtype=torch.bool).tril(), -torch.inf)
         torch.testing.assert_close(site.lse.double(), torch.logsumexp(scores, -1), atol=1e-5, rtol=1e-5)
     eager = tiny("llama", attn="eager")

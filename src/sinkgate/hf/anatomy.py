@@ -21,6 +21,7 @@ from sinkgate.blocks import head_output
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.call import call_visibility, to_site
+from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.output import OutputFinder
 from sinkgate.hf.register import READ_NAMES, listen, register, stop_listening
 from sinkgate.site import OutputMap
@@ -78,6 +79,7 @@ class _Call:
     mask: Tensor | None
     kwargs: dict[str, Any]
     out: Tensor
+    lse: Tensor | None
     time: int
 
 
@@ -92,10 +94,11 @@ class _Watch:
         self.time = 0
 
     def attend(self, function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = function(module, *args, **kwargs)
+        with KernelLSE() as kernel:
+            result = function(module, *args, **kwargs)
         self.time += 1
         q, k, v, mask = (*args, *(kwargs.pop(n) for n in ("query", "key", "value", "attention_mask")[len(args):]))  # fmt: skip
-        self.calls.append(_Call(module, q, k, v, mask, kwargs, result[0], self.time))
+        self.calls.append(_Call(module, q, k, v, mask, kwargs, result[0], kernel.lse, self.time))
         return result
 
     @contextmanager
@@ -169,6 +172,10 @@ def trace(model: nn.Module, ids: Tensor) -> Anatomy:
         raise UnsupportedError(
             "the model is in training mode, where dropout changes every pass; call model.eval() first"
         )
+    if getattr(compat.config(model), "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{type(model).__name__} is an encoder-decoder; sinkgate measures decoder-only language models"
+        )
     plain = forward(model, ids)
     watch = _Watch(model)
     with reading(model, watch), watch.watching():
@@ -192,7 +199,7 @@ def trace(model: nn.Module, ids: Tensor) -> Anatomy:
     with reading(model, finder := OutputFinder(model, watch)):
         for layer in layers:
             if layer.attention is not None:
-                _describe(layer, by_module[id(layer.attention)], finder)
+                _describe(layer, by_module[id(layer.attention)], finder, ids.shape)
     if not any(layer.attention is not None for layer in layers):
         raise _nothing(model, layers)
     return Anatomy(model, layers, has_stream, implementation, notes)
@@ -208,7 +215,8 @@ def forward(model: nn.Module, ids: Tensor, attention_mask: Tensor | None = None,
         kwargs["logits_to_keep"] = 1
     if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
         kwargs = {k: v for k, v in kwargs.items() if k in accepted}
-    return model(ids, **kwargs).logits
+    out = model(ids, **kwargs)
+    return out.logits if hasattr(out, "logits") else out[0]
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -288,20 +296,43 @@ def _layers(model: nn.Module, watch: _Watch) -> tuple[list[Layer], bool]:
                 if n not in ordinary and id(m) in ran
             ]
             layer.reason = f"{', '.join(mixers) or type(layer.block).__name__} did not go through transformers' attention interface"
-    return layers, all(id(block) in ran for block in modules)
+    streams = [watch.inputs.get(id(block), ((), {})) for block in modules]
+    hidden = [args[0] if args else kwargs.get("hidden_states") for args, kwargs in streams]
+    return layers, all(isinstance(h, Tensor) and h.ndim == 3 for h in hidden)
 
 
-def _describe(layer: Layer, call: _Call, finder: OutputFinder) -> None:
+def _describe(layer: Layer, call: _Call, finder: OutputFinder, ids: torch.Size) -> None:
     """Sizes, whether our reading rebuilds the output, and the output map of one layer."""
     assert layer.attention is not None
+    shape = (call.q.shape[0], call.q.shape[-2], call.k.shape[-2])
+    if shape != (ids[0], ids[1], ids[1]):
+        layer.attention, layer.reason = (
+            None,
+            (
+                f"{layer.name} does not attend from tokens to tokens: {shape[1]} queries and {shape[2]} keys for {ids[1]} tokens"
+            ),
+        )
+        return
     layer.heads, layer.kv_heads, layer.head_dim = call.q.shape[1], call.k.shape[1], call.q.shape[-1]
     layer.window = call.kwargs.get("sliding_window") or None
     layer.learned_sink = call.kwargs.get("s_aux") is not None
     try:
-        site = to_site(layer.index, call.q, call.k, call.v, call.out,
-                       call_visibility(layer.attention, call.q, call.k, call.mask, call.kwargs, None), call.kwargs)  # fmt: skip
+        site = to_site(
+            layer.index,
+            call.q,
+            call.k,
+            call.v,
+            call.out,
+            call_visibility(layer.attention, call.q, call.k, call.mask, call.kwargs, None),
+            call.kwargs,
+            lse=call.lse,
+        )
     except ValueError as err:
         layer.attention, layer.reason = None, str(err)
+        return
+    counts = site.visibility.counts
+    if bool((counts != counts[:, :1]).any()):
+        layer.attention, layer.reason = None, f"the heads of {layer.name} see different keys"
         return
     rebuilt = head_output(site)
     error = float((rebuilt - site.out.float()).norm() / site.out.float().norm().clamp_min(1e-30))

@@ -46,7 +46,7 @@ def to_site(
         lse = None
     sinks = kwargs.get("s_aux")
     return Site(
-        layer=layer, q=q, k=k, v=v, out=out.transpose(1, 2), visibility=seen, scale=kwargs.get("scaling") or 0.0,
+        layer=layer, q=q, k=k, v=v, out=out.transpose(1, 2), visibility=seen, scale=kwargs.get("scaling"),
         softcap=kwargs.get("softcap"), sink_logit=None if sinks is None else sinks.reshape(-1), lse=lse,
         output_map=output_map, no_map_reason=no_map_reason,
     )  # fmt: skip

@@ -19,6 +19,7 @@ __all__ = [
     "configs",
     "eager_function",
     "implementation",
+    "input_device",
     "interfaces",
     "set_implementation",
     "stock_function",
@@ -83,6 +84,12 @@ def eager_function(module: torch.nn.Module) -> Callable[..., Any]:
         f"{type(module).__name__} runs with eager attention, but its file has no eager_attention_forward to call; "
         "load the model with attn_implementation='sdpa'"
     )
+
+
+def input_device(model: torch.nn.Module) -> torch.device:
+    """Where token ids go in; the CPU for weights that are kept elsewhere and moved in for each call."""
+    devices = [p.device for p in model.parameters()]
+    return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
 
 
 def module_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleList]]:

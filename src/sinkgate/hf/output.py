@@ -47,11 +47,25 @@ class OutputFinder:
         candidates = [m for m in later if id(m[1]) in inside and m[2].shape[-1] == width]
         if not candidates:
             raise _NoMap(f"no module of {layer.name} takes its {width} head outputs")
-        _, module, _, written = candidates[0]
-        weight = _affine_weight(module, width, call.out)
-        if weight is None:
-            raise _NoMap(f"{type(module).__name__} takes the head outputs of {layer.name}, but is not linear")
-        gated = self._is_gated(attention, module, call.out)
+        failed: list[str] = []
+        within: set[int] = set()  # parts of a candidate that failed are no candidates
+        for candidate in candidates:
+            _, module, _, written = candidate
+            if id(module) in within:
+                continue
+            within |= {id(m) for m in module.modules()}
+            weight = _affine_weight(module, width, call.out)
+            if weight is None:
+                failed.append(f"{type(module).__name__} takes the head outputs of {layer.name}, but is not linear")
+                continue
+            try:
+                gated = self._is_gated(attention, module, call.out)
+            except _NoMap as reason:  # of the right width by chance, a gate's own projection for one
+                failed.append(str(reason))
+                continue
+            break
+        else:
+            raise _NoMap(failed[0])
         norm, gain = self._norm_behind(later, module, written, inside)
         if norm is not None and gain is None:
             composed = _affine_weight(nn.Sequential(module, norm), width, call.out)
@@ -73,6 +87,8 @@ class OutputFinder:
         first, second, zero = (self._reaching(attention, module, o) for o in (out, other, torch.zeros_like(out)))
         if torch.equal(first, out.reshape(first.shape)) and torch.equal(second, other.reshape(second.shape)):
             return False
+        if torch.equal(first, second):
+            raise _NoMap(f"{type(module).__name__} is not fed by the head outputs of {type(attention).__name__}")
         gate = first.float() / torch.where(out == 0, 1, out).reshape(first.shape).float()
         expected = gate * other.reshape(first.shape).float()
         known = (out != 0).reshape(first.shape)
@@ -129,7 +145,8 @@ def _affine_weight(module: nn.Module, width: int, like: Tensor) -> Tensor | None
     right = (module(x).float() - zero) + 2 * (module(y).float() - zero)
     if not (left - right).norm() <= (1e-3 if like.dtype in (torch.float32, torch.float64) else 3e-2) * right.norm():
         return None
-    if type(module) is nn.Linear and module.weight.device.type != "meta":
+    hooked = bool(module._forward_hooks or module._forward_pre_hooks)
+    if type(module) is nn.Linear and module.weight.device.type != "meta" and not hooked:
         return module.weight.detach().float().T
     eye = torch.eye(width, dtype=like.dtype, device=like.device)
     return torch.cat([module(rows.unsqueeze(0)).float().squeeze(0) - zero[0] for rows in eye.split(1024)])

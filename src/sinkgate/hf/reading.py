@@ -22,6 +22,8 @@ from sinkgate.site import Site
 
 __all__ = ["Reader", "Watcher"]
 
+MASKS_KEPT = 4  # a model has one mask per kind of layer; one that makes a new one each time must not pile them up
+
 
 class Watcher(Protocol):
     """Whom a reading shows what it sees."""
@@ -51,6 +53,8 @@ class Reader:
         self._layers = anatomy.by_attention()
         self._real: Tensor | None = None
         self._seen: set[int] = set()
+        self._streamed: set[int] = set()
+        self._tokens: int | None = None
         self._visibilities: dict[tuple[Any, ...], tuple[Tensor | None, Visibility]] = {}
         self._pending: dict[int, Site] = {}
 
@@ -73,6 +77,8 @@ class Reader:
         """
         self._real = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
         self._seen.clear()
+        self._streamed.clear()
+        self._tokens = ids.shape[1]
         self._visibilities.clear()
         self._pending.clear()
         logits = forward(self.anatomy.model, ids, attention_mask, last_only=True)
@@ -96,6 +102,11 @@ class Reader:
         self._seen.add(layer.index)
         names = ("query", "key", "value", "attention_mask")
         q, k, v, mask = (*args, *(kwargs[n] for n in names[len(args) :]))
+        if self._tokens is not None and (q.shape[-2], k.shape[-2]) != (self._tokens, self._tokens):
+            raise UnsupportedError(
+                f"{layer.name} has {q.shape[-2]} queries and {k.shape[-2]} keys for {self._tokens} tokens, "
+                "so its keys are not these tokens"
+            )
         site = to_site(
             layer.index, q, k, v, result[0], self._visibility(module, q, k, mask, kwargs), kwargs,
             lse=kernel.lse, output_map=layer.output_map, no_map_reason=layer.no_map_reason,
@@ -122,6 +133,8 @@ class Reader:
             getattr(module, "is_causal", True),
         )
         if key not in self._visibilities:
+            while len(self._visibilities) >= MASKS_KEPT:
+                self._visibilities.pop(next(iter(self._visibilities)))
             real = None if self._real is None else self._real.to(q.device)
             self._visibilities[key] = (mask, call_visibility(module, q, k, mask, kwargs, real))
         return self._visibilities[key][1]
@@ -155,7 +168,10 @@ class Reader:
         return hook
 
     def _show_stream(self, depth: int, hidden: Any) -> None:
-        if isinstance(hidden, Tensor) and hidden.ndim == 3:
+        if (
+            isinstance(hidden, Tensor) and hidden.ndim == 3 and depth not in self._streamed
+        ):  # a looped block: its first pass
+            self._streamed.add(depth)
             self.watcher.stream(depth, hidden, None if self._real is None else self._real.to(hidden.device))
 
     def _mapping(self, layer: Layer) -> Callable[..., None]:

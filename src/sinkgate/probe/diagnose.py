@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from sinkgate.errors import ArgumentError, NonFiniteError
+from sinkgate.errors import ArgumentError, NonFiniteError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import Anatomy, fingerprint, trace
 from sinkgate.hf.reading import Reader
@@ -26,7 +27,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def diagnose(
-    model: str | nn.Module | Sequence[str],
+    model: str | os.PathLike[str] | nn.Module | Sequence[str],
     tokenizer: Any = None,
     texts: Iterable[str | Text] | str | None = None,
     *,
@@ -78,6 +79,8 @@ def diagnose(
     settings = Settings(detail, threshold, local_window, min_queries, tokens, bos)  # type: ignore[arg-type]
     if batch_size < 1:
         raise ArgumentError(f"batch_size must be at least 1, got {batch_size}")
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     if not isinstance(model, str | nn.Module):
         names = list(model)
         if not names:
@@ -105,7 +108,9 @@ def diagnose(
         raise ArgumentError("a loaded model needs its tokenizer: diagnose(model, tokenizer, texts)")
     texts = default_texts() if texts is None else texts
     parts, bos_sentence = pieces(tokenizer, texts, tokens=tokens, samples=samples, bos=bos)
-    where = next(loaded_model.parameters()).device
+    where = compat.input_device(loaded_model)
+    if where.type == "mps":
+        raise UnsupportedError("mps has no float64, which the sums of a record need; use device='cpu'")
     anatomy = trace(loaded_model, torch.tensor([parts[0].ids[:TRACE_TOKENS]], device=where))
     probe = Probe(settings)
     reader = Reader(anatomy, probe, stream=detail == "full", writes=detail == "full")
@@ -172,7 +177,14 @@ def _notes(anatomy: Anatomy, settings: Settings, model: nn.Module, longest: int)
             "and uniform attention alone gives the first token a large share."
         )
     if not anatomy.has_stream and settings.detail == "full":
-        notes.append("No list of decoder layers was found, so the residual stream was not read.")
+        notes.append(
+            "The hidden states are not one stream of [batch, tokens, width], so the residual stream was not read."
+        )
+    if settings.detail == "first":
+        notes.append(
+            "At detail 'first' a head whose first token leaves less than 0.001 to the rest at some query has no margin and "
+            "no amplification: the kernel's log-sum-exp has no more digits. Use detail 'keys' or 'full'."
+        )
     return notes
 
 

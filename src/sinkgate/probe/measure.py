@@ -69,7 +69,7 @@ def measure(
     """
     visibility = Visibility(q.shape[-2], k.shape[-2], causal, window, mask, real, device=q.device)
     site = Site(
-        layer=0, q=q, k=k, v=v, out=q[..., :1].expand(*q.shape[:-1], v.shape[-1]), visibility=visibility, scale=scale or 0.0,
+        layer=0, q=q, k=k, v=v, out=q[..., :1].expand(*q.shape[:-1], v.shape[-1]), visibility=visibility, scale=scale,
         softcap=softcap, sink_logit=sink_logit,
     )  # fmt: skip
     if output_weight is not None:
@@ -86,4 +86,5 @@ def measure(
         "write_reason": None if output_weight is not None else "no output_weight was given",
         "learned_sink": sink_logit is not None,
     }  # fmt: skip
-    return probe.finish(model={"name": name}, layers=[layer])
+    shape = "x".join(str(n) for n in (q.shape[1], k.shape[1], q.shape[-1], v.shape[-1]))
+    return probe.finish(model={"name": name, "fingerprint": f"{name}:{shape}"}, layers=[layer])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinkgate.blocks import weight_blocks
 from sinkgate.errors import ArgumentError, TextError
+from sinkgate.hf import compat
 from sinkgate.hf.anatomy import trace
 from sinkgate.hf.reading import Reader
 from sinkgate.masks import Visibility
@@ -81,7 +82,7 @@ def pattern(
     wanted = [len(ids) - 1] if queries is None else [q + len(ids) if q < 0 else q for q in queries]
     if not wanted or not all(0 <= q < len(ids) for q in wanted):
         raise ArgumentError(f"queries must lie within the {len(ids)} tokens of the text, got {list(queries or [])}")
-    where = next(model.parameters()).device
+    where = compat.input_device(model)
     anatomy = trace(model, torch.tensor([ids[:32]], device=where))
     if not 0 <= layer < len(anatomy.layers):
         raise ArgumentError(f"layer must be between 0 and {len(anatomy.layers) - 1}, got {layer}")
@@ -111,17 +112,13 @@ class _Rows:
             return
         rows = torch.tensor(self.queries, device=site.q.device)
         keys = site.k.shape[-2]
-        one = site.visibility.visible(0, site.q.shape[-2], 0, keys) if site.visibility.mask is not None else None
-        bias = None if one is None else site.visibility.mask
-        if one is None:
-            position = rows[:, None] + keys - site.q.shape[-2]
-            one = (position >= torch.arange(keys, device=rows.device)) | (not site.visibility.causal)
-            mask = one[None, None]
+        seen = site.visibility
+        mask = seen.mask
+        if mask is not None:
+            mask = mask[:, self.head if mask.shape[1] > 1 else 0, rows][:, None]
         else:
-            mask = one[:, _head(one, self.head), rows]
-            if site.visibility.has_bias:
-                assert bias is not None
-                mask = bias[:, _head(bias, self.head), rows]
+            position = rows[:, None] + keys - site.q.shape[-2]
+            mask = ((position >= torch.arange(keys, device=rows.device)) | (not seen.causal))[None, None]
         kv = self.head // site.group
         picked = Site(
             layer=0, q=site.q[:, self.head : self.head + 1, rows], k=site.k[:, kv : kv + 1], v=site.v[:, kv : kv + 1],
@@ -139,7 +136,3 @@ class _Rows:
 
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
         """Hidden states are not wanted here."""
-
-
-def _head(x: Tensor, head: int) -> slice:
-    return slice(head, head + 1) if x.shape[1] > 1 else slice(0, 1)

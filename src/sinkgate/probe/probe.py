@@ -23,7 +23,7 @@ from torch import Tensor
 from sinkgate.errors import ArgumentError, NonFiniteError
 from sinkgate.probe.kinds import token_kind
 from sinkgate.probe.residual import LIKE_LAYERS, StreamStats, read_stream
-from sinkgate.probe.summary import summarise
+from sinkgate.probe.summary import INTERIM, PER_KEY, summarise
 from sinkgate.record import Diagnosis, top_massive
 from sinkgate.schema import CURVE_BINS, INTEGER_ROWS, SCHEMA, SHARE_BINS, SHARE_FIXED, Settings, settings_dict
 from sinkgate.site import Site
@@ -87,9 +87,12 @@ class Probe:
         if bad.size:
             raise NonFiniteError(_non_finite(site.layer, bad.tolist(), "attention weights"))
         first = site.first.tolist()
+        for b, n in enumerate(one["queries"].tolist()):
+            if site.visibility.queries == site.visibility.keys and n != len(samples[b]["tokens"]):
+                raise ArgumentError(f"sample {b} was announced with {len(samples[b]['tokens'])} tokens, but has {n}")
         for b in range(len(samples)):
             row = {name: value[b] for name, value in one.items()}
-            for name in ("columns", "column_n", "column_null", "key_writes"):
+            for name in PER_KEY:
                 if name in row:  # from padded positions to the sample's own
                     row[name] = row[name][..., first[b] : first[b] + len(samples[b]["tokens"])]
             self._batch_rows[b][site.layer] = row
@@ -101,7 +104,8 @@ class Probe:
         if self.settings.detail != "full":
             return
         for b in range(len(self._expect(hidden.shape[0]))):
-            self._batch_streams[b][depth] = read_stream(hidden[b], None if real is None else real[b])
+            stats = read_stream(hidden[b], None if real is None else real[b])
+            self._batch_streams[b][depth] = stats
 
     def finish(
         self, *, model: dict[str, Any], layers: list[dict[str, Any]] | None = None, notes: Sequence[str] = ()
@@ -177,6 +181,12 @@ class Probe:
         assert self._open is not None
         if not self._batch_rows[0]:
             raise ArgumentError("no attention layer was seen in this sample")
+        for streams in self._batch_streams:  # attention names its heads first; this is for what comes behind the last
+            bad = [depth for depth, stats in streams.items() if not np.isfinite(stats["moments"][:3]).all()]
+            if bad:
+                raise NonFiniteError(
+                    f"NaN or infinity in the residual stream before layer {min(bad)} (or after the last)"
+                )
         for b, sample in enumerate(self._open):
             rows, streams = self._batch_rows[b], self._batch_streams[b]
             sample = dict(sample)
@@ -184,7 +194,7 @@ class Probe:
             sample["sinks"] = self._sinks(sample, rows, streams, alpha, null, writes)
             for layer, row in rows.items():
                 self._add_keys(layer, row, alpha[layer], null[layer])
-                for name in ("columns", "column_n", "column_null", "key_writes"):
+                for name in INTERIM:
                     row.pop(name, None)
             sample["tokens_at"] = self._tokens_at(sample, rows)
             for depth, stats in streams.items():
@@ -324,7 +334,8 @@ def _alpha(
     for layer, row in rows.items():
         if settings.detail == "first":
             alpha[layer] = row["alpha4"]
-            null[layer] = np.where(np.isfinite(row["alpha4"][0]), 0.0, np.nan)
+            null[layer] = np.where(row["n4"] >= settings.min_queries, row["null4"], np.nan)
+            alpha[layer] = np.where(np.isfinite(null[layer]), alpha[layer], np.nan)
             writes[layer] = np.full_like(alpha[layer], np.nan)
             continue
         n = row["column_n"].astype(float)
@@ -334,7 +345,7 @@ def _alpha(
         null[layer] = row["column_null"] / n
         with np.errstate(divide="ignore", invalid="ignore"):
             writes[layer] = (
-                row["key_writes"] / row["head_write"][:, None]
+                row["key_writes"] / row["all_write"][:, None]
                 if "key_writes" in row
                 else np.full_like(alpha[layer], np.nan)
             )

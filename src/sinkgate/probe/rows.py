@@ -18,6 +18,10 @@ from sinkgate.site import Site
 
 LN2 = math.log(2)
 
+# A stock kernel's log-sum-exp is right to about 1e-4 where scores are large (seen: a row of 1 − p = 2.4e-4 off by
+# its own size). The full pass sums the other weights instead and has no such floor.
+RESOLUTION = 1e-3
+
 __all__ = ["Rows", "read_first_keys", "read_rows"]
 
 
@@ -55,11 +59,13 @@ def read_first_keys(site: Site) -> Rows | None:
         index = site.first + j
         inside = index < site.k.shape[2]
         index = index.clamp_max(site.k.shape[2] - 1)
-        score = (site.q.float() * site.scale) @ site.key(index).transpose(-1, -2)
+        score = (site.q.float() * site.factor) @ site.key(index).transpose(-1, -2)
         seen = site.visibility.sees(index) & ~hidden & inside[:, None, None]
         logs.append((score.squeeze(-1) - site.lse.float()).masked_fill(~seen, NEVER))
-    # 1 − p from log p directly: its error is the log-sum-exp's own, not that of a difference
+    # 1 − p has no more digits than the kernel's log-sum-exp: under RESOLUTION it is unknown, not small
     rest = -torch.expm1(logs[0].clamp_max(0))
+    alone = (site.visibility.counts == 1) & (logs[0] > NEVER)  # nothing but the first token to see
+    rest = rest.masked_fill((rest < RESOLUTION) & ~alone, float("nan")).masked_fill(alone, 0)
     keys = torch.stack([log.exp().sum(-1) for log in logs], -1)
     keys = torch.nn.functional.pad(keys, (0, 4 - keys.shape[-1]))
     return Rows(log_first=logs[0], rest=rest.masked_fill(hidden, 0), learned=None, first_keys=keys)
@@ -122,7 +128,8 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
             assert rows.learned is not None
             rows.learned[at] = block.log2_sink.exp2()
             if rows.entropy is not None:
-                rows.entropy[at] -= LN2 * block.log2_sink * block.log2_sink.exp2()
+                share = block.log2_sink.exp2()
+                rows.entropy[at] -= LN2 * torch.where(share > 0, block.log2_sink * share, 0)
     if rows.entropy is not None:
         rows.entropy -= rows.first * rows.log_first
     if rows.learned is not None:

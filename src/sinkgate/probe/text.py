@@ -97,7 +97,14 @@ def pieces(
     if samples < 1:
         raise TextError(f"samples must be at least 1, got {samples}")
     prefix, sentence = bos_prefix(tokenizer, bos)
+    if len(prefix) >= tokens:
+        raise TextError(
+            f"the tokenizer puts {len(prefix)} tokens first, which leaves none of tokens={tokens} for the text"
+        )
     given = [t if isinstance(t, Text) else Text(f"text {i}", t) for i, t in enumerate(_listed(texts))]
+    wrong = next((t for t in given if not isinstance(t.content, str)), None)
+    if wrong is not None:
+        raise TextError(f"{wrong.source} is {type(wrong.content).__name__}, not str; decode it first")
     if not any(t.content.strip() for t in given):
         raise TextError("the text is empty; give at least two tokens of it")
     queues = [_cut(tokenizer, t, prefix, tokens, samples) for t in given]
@@ -126,13 +133,20 @@ def pieces(
 
 
 def _listed(texts: Iterable[str | Text]) -> Sequence[str | Text]:
-    return [texts] if isinstance(texts, str | Text) else list(texts)
+    return [texts] if isinstance(texts, str | bytes | Text) else list(texts)
 
 
 def _cut(tokenizer: Any, text: Text, prefix: list[int], tokens: int, samples: int) -> Iterator[tuple[str, list[int]]]:
-    # no more of a long text is tokenized than can be used; its last piece is cut short by that at most
-    content = text.content[: samples * tokens * 16]
-    ids = [int(x) for x in tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]]
+    # no more of a long text is tokenized than can be used; where that was too little, twice as much is
+    content, wanted = text.content, samples * tokens + 1
+    length = 8 * wanted
+    while True:
+        ids = [int(x) for x in tokenizer(content[:length], add_special_tokens=False, verbose=False)["input_ids"]]
+        if length >= len(content) or len(ids) > wanted:
+            break
+        length *= 2
+    if length < len(content):
+        ids = ids[: wanted - 1]  # the last token may be half a one
     step = max(1, tokens - len(prefix))
     for i in range(0, max(len(ids), 1), step):
         part = ids[i : i + step]

@@ -1,0 +1,124 @@
+"""Put the committed results into the documents: no measured number is typed by hand.
+
+In a document, ``<!-- table NAME -->…<!-- /table -->`` is replaced by a table made here, and
+``<!-- figure FILE PATH FORMAT -->…<!-- /figure -->`` by one number, such as
+``<!-- figure startup help_seconds .2f -->0.05<!-- /figure -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import RESULTS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/measures.md", "docs/log.md", "docs/benchmarks.md")
+LABELS = {
+    "plain": ("plain sdpa forward", "普通 sdpa 前向"),
+    "first": ("`--detail first`: mass, split, margin, sink rate of the first four keys", "`--detail first`：前四个键的质量、拆分、间隔与汇率"),
+    "keys": ("`--detail keys`: α of every key", "`--detail keys`：每个键的 α"),
+    "full": ("`--detail full`: everything", "`--detail full`：全部"),
+    "output_attentions": ("eager with `output_attentions=True`, the usual way", "eager 加 `output_attentions=True`（通常做法）"),
+}  # fmt: skip
+
+
+def result(name: str) -> dict[str, Any]:
+    """One committed result."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def cost(chinese: bool) -> str:
+    """What reading costs, by length."""
+    found = result("diagnose")
+    lengths = sorted({row["tokens"] for row in found["rows"]})
+    head = ["读什么" if chinese else "what is read"]
+    for n in lengths:
+        head += [f"{n} 时间" if chinese else f"time at {n}", f"{n} 内存" if chinese else f"memory at {n}"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for what, labels in LABELS.items():
+        cells = [labels[chinese]]
+        for n in lengths:
+            row = next(r for r in found["rows"] if r["what"] == what and r["tokens"] == n)
+            if "failed" in row:
+                cells += ["failed", "failed"]
+            else:
+                digits = 1 if what == "output_attentions" else 2
+                cells += [f"{row['ratio']:.{digits}f} ×", f"{row['memory_ratio']:.{digits}f} ×"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def models(chinese: bool) -> str:
+    """The two real models on the demo speeches."""
+    found = result("models")
+    head = (
+        ["模型", "首标记 BOS", "α₁ 均值（95% 区间）", "均匀零假设", "α₁ > 0.3 的头", "写入比（中位数）"]
+        if chinese
+        else [
+            "model",
+            "BOS first",
+            "mean α₁ (95% interval)",
+            "uniform null",
+            "heads over 0.3",
+            "write ratio of these (median)",
+        ]
+    )
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in found["rows"]:
+        ratio = "–" if row["write_ratio_median"] is None else f"{row['write_ratio_median']:.2f}"
+        bos = {"auto": {"smollm2-135m": "no", "gemma3-270m": "yes"}.get(row["model"], "auto")}.get(
+            row["bos"], row["bos"]
+        )
+        lines.append(
+            f"| {row['model']} | {bos} | {row['mean']:.3f} ({row['low']:.3f}–{row['high']:.3f}) | {row['null']:.3f} | {row['sink_rate']:.0%} | {ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def machine(chinese: bool) -> str:
+    """Where the cost table was measured."""
+    e = result("diagnose")["environment"]
+    flags = ", ".join(e["flags"])
+    return f"{e['cpu']}, {e['cores']} {'核' if chinese else 'cores'}, {flags}; torch {e['torch']}, transformers {e['transformers']}; {e['date']}"
+
+
+TABLES: dict[str, Callable[[bool], str]] = {"cost": cost, "models": models, "machine": machine}
+
+
+def figure(name: str, path: str, form: str) -> str:
+    """One number of one result; the path's parts are keys."""
+    value: Any = result(name)
+    for part in path.split("."):
+        value = value[part]
+    return format(value, form)
+
+
+def rendered(text: str, *, chinese: bool = False) -> str:
+    """A document with today's results in it."""
+    text = re.sub(
+        r"(<!-- table (\w+) -->\n).*?(\n<!-- /table -->)",
+        lambda m: m.group(1) + TABLES[m.group(2)](chinese) + m.group(3),
+        text,
+        flags=re.S,
+    )
+    return re.sub(
+        r"(<!-- figure (\S+) (\S+) (\S+) -->).*?(<!-- /figure -->)",
+        lambda m: m.group(1) + figure(m.group(2), m.group(3), m.group(4)) + m.group(5),
+        text,
+    )
+
+
+def main() -> None:
+    """Rewrite the documents."""
+    for name in DOCUMENTS:
+        path = ROOT / name
+        if path.exists():
+            path.write_text(rendered(path.read_text(encoding="utf-8"), chinese="zh-CN" in name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
