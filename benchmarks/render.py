@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/measures.md", "docs/log.md", "docs/benchmarks.md")
+DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/measures.md", "docs/log.md")
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),
     "first": ("`--detail first`: mass, split, margin, sink rate of the first four keys", "`--detail first`：前四个键的质量、拆分、间隔与汇率"),

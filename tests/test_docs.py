@@ -19,9 +19,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_measured_numbers_are_todays_results(name: str) -> None:
     path = ROOT / name
-    if not path.exists():
-        assert name == "docs/benchmarks.md", f"{name} is missing"
-        return
     text = path.read_text(encoding="utf-8")
     assert rendered(text, chinese="zh-CN" in name) == text, "run `make docs`"
     assert "<!-- table" in text or "README" not in name
@@ -67,3 +64,20 @@ def test_results_are_honest_json() -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
         assert found["environment"]["cpu"], path.name
         assert found["environment"]["commit"], path.name
+
+
+def test_acceptance_points_at_things_that_are_there() -> None:
+    text = (ROOT / "docs" / "acceptance.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert rows
+    for row in rows:
+        assert re.search(r"\| (green|red[^|]*) \|$", row), row
+        places = re.findall(
+            r"`([^`]+\.(?:py|md|json|txt|toml)|Makefile|LICENSE|\.ci/run|docs/stories/)(?:::(\w+))?[^`]*`",
+            row.split("|")[3],
+        )
+        assert places, row
+        for place, test in places:
+            assert (ROOT / place).exists(), f"{place} is named in: {row}"
+            if test:
+                assert f"def {test}(" in (ROOT / place).read_text(encoding="utf-8"), f"{test} is named in: {row}"

@@ -18,9 +18,10 @@ from sinkgate.site import Site
 
 __all__ = ["Block", "head_output", "weight_blocks"]
 
-# Rows of scores per block, all query heads of a group counted. 384 × 4096 float32 is 6 MB: it stays in a shared
-# last-level cache, and is wide enough that the matrix product, not the call, is what costs (docs/log.md).
-ROWS = 384
+# A tile of weights: rows (all query heads of a group counted) by keys. 768 × 512 float32 is 1.5 MB: with its logarithms
+# it stays close to two cores from the product through every sum over it, and is large enough that the operations, not
+# the calls, are what costs (docs/log.md has the sizes that were tried).
+ROWS, KEYS = 768, 512
 
 LOG2E = math.log2(math.e)
 
@@ -46,16 +47,22 @@ class Block:
 
 
 def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
-    """Every weight of a site, a block of rows of one key-value head at a time, in float32.
+    """Every weight of a site, a tile of rows and keys of one key-value head at a time, in float32.
 
     The kernel's log-sum-exp is used where the site carries one; otherwise it is computed here, from the same
-    scores. Softcap, additive masks, windows, padding and learned sinks are honoured.
+    scores, and a tile is as wide as its rows. Softcap, additive masks, windows, padding and learned sinks are
+    honoured.
+
+    Args:
+        site: the layer.
+        rows: query rows per tile and head.
     """
     rows = rows or max(32, ROWS // site.group)
     fused = site.lse is not None and site.softcap is None and site.sink_logit is None
     sink = None if site.sink_logit is None else site.sink_logit.float() * LOG2E
     spans = list(site.visibility.spans(rows))
     widest = max((span.k1 - span.k0 for span in spans), default=0)
+    widest = min(widest, KEYS) if fused else widest
     buffers = torch.empty(2, site.group * rows * widest, device=site.q.device)
     rows_seen = site.visibility.counts > 0  # per head too: a row may be empty in one head alone
     for b, kv, h0 in site.kv_heads():
@@ -74,30 +81,31 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
                 lse = lse.masked_fill(hidden, -NEVER)
             q = torch.cat([q, -lse.unsqueeze(-1)], -1)
             k = torch.cat([k, torch.ones_like(k[:, :1])], -1)
-        for span in spans:
-            shape = (site.group, span.i1 - span.i0, span.k1 - span.k0)
-            size = shape[0] * shape[1] * shape[2]
-            logs, weights = (buffer[:size].view(shape) for buffer in buffers)
-            left = q[:, span.i0 : span.i1].reshape(shape[0] * shape[1], -1)
-            torch.mm(left, k[span.k0 : span.k1].T, out=logs.view(-1, shape[2]))
-            _finish(site, b, heads, span, logs, LOG2E if fused else 1.0)
-            log2_sink = None
-            if not fused:
-                logs.mul_(LOG2E)
-                top = logs.amax(-1, keepdim=True)
-                if sink is not None:  # the maximum must know the sink, or a large z overflows
-                    top = torch.maximum(top, sink[heads, None, None])
-                total = torch.exp2(torch.sub(logs, top, out=weights), out=weights).sum(-1, keepdim=True)
-                if sink is not None:
-                    total += torch.exp2(sink[heads, None, None] - top)
-                lse = (top + total.log2()).squeeze(-1)
-                if hidden is not None:
-                    lse = lse.masked_fill(hidden[..., span.i0 : span.i1], -NEVER)
-                if sink is not None:
-                    log2_sink = sink[heads, None] - lse
-                logs -= lse.unsqueeze(-1)
-            torch.exp2(logs, out=weights)
-            yield Block(b, h0, span, weights, logs, log2_sink)
+        for whole in spans:
+            for span in whole.tiles(KEYS) if fused else (whole,):
+                shape = (site.group, span.i1 - span.i0, span.k1 - span.k0)
+                size = shape[0] * shape[1] * shape[2]
+                logs, weights = (buffer[:size].view(shape) for buffer in buffers)
+                left = q[:, span.i0 : span.i1].reshape(shape[0] * shape[1], -1)
+                torch.mm(left, k[span.k0 : span.k1].T, out=logs.view(-1, shape[2]))
+                _finish(site, b, heads, span, logs, LOG2E if fused else 1.0)
+                log2_sink = None
+                if not fused:
+                    logs.mul_(LOG2E)
+                    top = logs.amax(-1, keepdim=True)
+                    if sink is not None:  # the maximum must know the sink, or a large z overflows
+                        top = torch.maximum(top, sink[heads, None, None])
+                    total = torch.exp2(torch.sub(logs, top, out=weights), out=weights).sum(-1, keepdim=True)
+                    if sink is not None:
+                        total += torch.exp2(sink[heads, None, None] - top)
+                    lse = (top + total.log2()).squeeze(-1)
+                    if hidden is not None:
+                        lse = lse.masked_fill(hidden[..., span.i0 : span.i1], -NEVER)
+                    if sink is not None:
+                        log2_sink = sink[heads, None] - lse
+                    logs -= lse.unsqueeze(-1)
+                torch.exp2(logs, out=weights)
+                yield Block(b, h0, span, weights, logs, log2_sink)
 
 
 def _finish(site: Site, b: int, heads: slice, span: Span, raw: Tensor, unit: float) -> None:

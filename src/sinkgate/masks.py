@@ -33,6 +33,17 @@ class Span:
     k1: int
     parts: tuple[tuple[int, int, Bool[Tensor, "b h r c"]], ...]  # (c0, c1, True where visible), keys c0:c1
 
+    def tiles(self, keys: int) -> Iterator[Span]:
+        """The same rows, at most ``keys`` keys at a time."""
+        for k0 in range(self.k0, self.k1, keys):
+            k1 = min(k0 + keys, self.k1)
+            parts = [
+                (max(c0, k0), min(c1, k1), seen[..., max(c0, k0) - c0 : min(c1, k1) - c0])
+                for c0, c1, seen in self.parts
+                if c0 < k1 and c1 > k0
+            ]
+            yield Span(self.i0, self.i1, k0, k1, tuple(parts))
+
 
 @dataclass(frozen=True, eq=False)
 class Visibility:

@@ -192,7 +192,7 @@ def test_progress_only_on_a_terminal(model_dir: str, text_file: str) -> None:
     os.close(leader)
     assert done.returncode == 0
     assert b"reading" in written
-    assert b"sample" in written
+    assert b"layer" in written
     piped = sinkgate("diagnose", model_dir, "--text", text_file, "--tokens", "60", stdin=subprocess.DEVNULL)
     assert piped.stderr == ""
     assert piped.stdout.encode() == done.stdout
@@ -203,3 +203,15 @@ def test_version_and_help(run: Run) -> None:
     text = run("diagnose", "--help").out
     for flag in ("--text", "--out", "--tokens", "--samples", "--dtype", "--device", "--json", "--threshold", "--bos"):
         assert flag in text
+
+
+def test_a_record_opens_and_is_drawn_without_torch(run: Run, model_dir: str, text_file: str, tmp_path: Path) -> None:
+    assert run("diagnose", model_dir, "--text", text_file, "--tokens", "60", "--out", str(tmp_path / "r")).code == 0
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from sinkgate.cli import main\n"
+        f"raise SystemExit(main(['show', {str(tmp_path / 'r')!r}, '--html', {str(tmp_path / 'again.html')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "r" / "report.html").read_text()

@@ -189,7 +189,7 @@ def progress_bar() -> Iterator[Any]:
         return
     from tqdm import tqdm
 
-    with tqdm(desc="reading", unit="sample", leave=False) as bar:
+    with tqdm(desc="reading", unit="layer", leave=False) as bar:
 
         def progress(done: int, total: int, _what: str) -> None:
             bar.total = total

@@ -64,7 +64,7 @@ def diagnose(
         local_window: tokens that count as local, the query's own included.
         min_queries: a key that fewer queries see is no evidence.
         name: what the record calls the model.
-        progress: called with (done, total, what) after every pass.
+        progress: called with (done, total, what) after every layer of every pass.
 
     Returns:
         A :class:`Diagnosis`, or a :class:`Series` for a list of models.
@@ -112,11 +112,11 @@ def diagnose(
     if where.type == "mps":
         raise UnsupportedError("mps has no float64, which the sums of a record need; use device='cpu'")
     anatomy = trace(loaded_model, torch.tensor([parts[0].ids[:TRACE_TOKENS]], device=where))
-    probe = Probe(settings)
+    probe = Probe(settings, after_site=_counter(progress, anatomy, -(-len(parts) // batch_size)))
     reader = Reader(anatomy, probe, stream=detail == "full", writes=detail == "full")
     try:
         with reader.open():
-            _run(reader, probe, parts, batch_size, where, progress)
+            _run(reader, probe, parts, batch_size, where)
     except NonFiniteError as err:
         raise NonFiniteError(f"{err}; {_culprit(loaded_model)}") from err
     except IndexError as err:
@@ -134,14 +134,21 @@ def diagnose(
     return probe.finish(model=described, layers=_layers(anatomy), notes=notes)
 
 
-def _run(
-    reader: Reader,
-    probe: Probe,
-    parts: list[Piece],
-    batch_size: int,
-    where: torch.device,
-    progress: Progress | None,
-) -> None:
+def _counter(progress: Progress | None, anatomy: Anatomy, passes: int) -> Callable[[], None] | None:
+    """Counts layers, so that one long sample moves a bar too."""
+    if progress is None:
+        return None
+    total, done = passes * len(anatomy.by_attention()), 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total, "layers")
+
+    return count
+
+
+def _run(reader: Reader, probe: Probe, parts: list[Piece], batch_size: int, where: torch.device) -> None:
     total = len(parts)
     for start in range(0, total, batch_size):
         batch = parts[start : start + batch_size]
@@ -154,8 +161,6 @@ def _run(
         samples = [{"id": p.id, "source": p.source, "tokens": p.tokens, "bos": p.bos} for p in batch]
         with probe.sample(samples):
             reader.run(ids, mask if bool((mask == 0).any()) else None)
-        if progress is not None:
-            progress(min(start + batch_size, total), total, "samples")
 
 
 def _culprit(model: nn.Module) -> str:

@@ -12,7 +12,7 @@ Peak memory beyond one block of weights is ``layers × heads × T`` floats: the 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,10 +41,12 @@ class Probe:
 
     Args:
         settings: what to measure; its ``detail`` decides the cost.
+        after_site: called after every layer, for a progress bar.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, *, after_site: Callable[[], None] | None = None) -> None:
         self.settings = settings or Settings()
+        self._after_site = after_site
         self._samples: list[Sample] = []
         self._rows: list[dict[int, dict[str, np.ndarray]]] = []  # per sample, per layer
         self._sums: dict[int, dict[str, np.ndarray]] = {}  # per layer
@@ -97,6 +99,8 @@ class Probe:
                     row[name] = row[name][..., first[b] : first[b] + len(samples[b]["tokens"])]
             self._batch_rows[b][site.layer] = row
         self._batch_sums[site.layer] = sums
+        if self._after_site is not None:
+            self._after_site()
 
     @torch.no_grad()
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:

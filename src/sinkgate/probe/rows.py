@@ -1,6 +1,6 @@
 """One pass over a site's weights: what each query and each key gets, never more than a block at a time.
 
-Peak memory is one block (:mod:`sinkgate.blocks`) and a handful of ``[b, heads, t]`` and
+Peak memory is one tile (:mod:`sinkgate.blocks`) and a handful of ``[b, heads, t]`` and
 ``[b, heads, s]`` float32 tensors.
 """
 
@@ -93,19 +93,18 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
         rows.local, rows.previous, rows.own = new(b, h), new(b, h), new(b, h)
     assert rows.columns is not None
     first = site.first.tolist()
-    offset = s - t
     bands: dict[tuple[int, ...], Tensor] = {}
     for block in weight_blocks(site):
         span, weights, logs = block.span, block.weights, block.log2_weights
         heads = slice(block.h0, block.h0 + weights.shape[0])
         at = (block.b, heads, slice(span.i0, span.i1))
-        if full:
+        diagonal = s - t + span.i0 - span.k0  # the column of the first row's own key
+        if full and diagonal - local_window < weights.shape[-1]:
             assert rows.local is not None
             assert rows.previous is not None
             assert rows.own is not None
-            diagonal = offset + span.i0 - span.k0
-            rows.own[block.b, heads] += weights.diagonal(diagonal, 1, 2).sum(-1)
-            rows.previous[block.b, heads] += weights.diagonal(diagonal - 1, 1, 2).sum(-1)
+            rows.own[block.b, heads].add_(weights.diagonal(diagonal, 1, 2).sum(-1))
+            rows.previous[block.b, heads].add_(weights.diagonal(diagonal - 1, 1, 2).sum(-1))
             c0 = max(0, diagonal - local_window + 1)
             near = weights[..., c0:]
             key = (near.shape[-2], near.shape[-1], diagonal - c0)
@@ -113,23 +112,22 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
                 row = torch.arange(near.shape[-2], device=near.device)[:, None] + diagonal - c0
                 distance = row - torch.arange(near.shape[-1], device=near.device)
                 bands[key] = ((distance >= 0) & (distance < local_window)).float()
-            rows.local[block.b, heads] += (near * bands[key]).sum((1, 2))
+            rows.local[block.b, heads].add_((near * bands[key]).sum((1, 2)))
         column = first[block.b] - span.k0
         if 0 <= column < weights.shape[-1]:
             rows.log_first[at] = logs[..., column] * LN2
-            rows.columns[block.b, heads, first[block.b]] += weights[..., column].sum(-1)
+            rows.columns[block.b, heads, first[block.b]].add_(weights[..., column].sum(-1))
             weights[..., column] = 0  # so that the sums below are of everything else
-        rows.rest[at] = weights.sum(-1)
-        rows.columns[block.b, heads, span.k0 : span.k1] += weights.sum(1)
-        if full:
-            assert rows.entropy is not None
-            rows.entropy[at] = -LN2 * logs.mul_(weights).sum(-1)
+        rows.rest[at].add_(weights.sum(-1))
+        rows.columns[block.b, heads, span.k0 : span.k1].add_(weights.sum(1))
+        if rows.entropy is not None:
+            rows.entropy[at].sub_(logs.mul_(weights).sum(-1), alpha=LN2)
         if block.log2_sink is not None:
             assert rows.learned is not None
-            rows.learned[at] = block.log2_sink.exp2()
+            share = block.log2_sink.exp2()
+            rows.learned[at] = share
             if rows.entropy is not None:
-                share = block.log2_sink.exp2()
-                rows.entropy[at] -= LN2 * torch.where(share > 0, block.log2_sink * share, 0)
+                rows.entropy[at].sub_(torch.where(share > 0, block.log2_sink * share, 0), alpha=LN2)
     if rows.entropy is not None:
         rows.entropy -= rows.first * rows.log_first
     if rows.learned is not None:

@@ -81,7 +81,8 @@ def _writes(d: Diagnosis, over: np.ndarray) -> list[str]:
     no_op, broadcast = int((known < NO_OP).sum()), int((known > BROADCAST).sum())
     return [
         f"Attention is not contribution: what these {known.size} heads write for that token is {np.median(known):.2f} of what they "
-        f"write in all (median). {no_op} are near no-ops (under {NO_OP}), {broadcast} broadcast something (over {BROADCAST}).",
+        f"write in all (median). {no_op} are near no-ops (under {NO_OP}); in {broadcast} it is most of what is written (over "
+        f"{BROADCAST}): a constant that is broadcast, or a head that writes little else.",
         eviction,
     ]
 

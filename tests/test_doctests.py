@@ -1,0 +1,18 @@
+"""The examples in docstrings are true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("geometry", "probe.kinds", "probe.measure", "probe.probe", "report.html")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    module = importlib.import_module(f"sinkgate.{name}")
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
+    assert found.attempted > 0
+    assert found.failed == 0
