@@ -16,7 +16,7 @@ from torch import Tensor
 from sinkgate.masks import Span
 from sinkgate.site import Site
 
-__all__ = ["Block", "head_output", "weight_blocks"]
+__all__ = ["Block", "has_log_sum_exp", "head_output", "weight_blocks"]
 
 # A tile of weights: rows (all query heads of a group counted) by keys. 768 × 512 float32 is 1.5 MB: with its logarithms
 # it stays close to two cores from the product through every sum over it, and is large enough that the operations, not
@@ -42,11 +42,16 @@ class Block:
     h0: int
     span: Span
     weights: Float[Tensor, "g r c"]
-    log2_weights: Float[Tensor, "g r c"]
+    log2_weights: Float[Tensor, "g r c"] | None
     log2_sink: Float[Tensor, "g r"] | None  # of a learned sink logit
 
 
-def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
+def has_log_sum_exp(site: Site) -> bool:
+    """Whether the kernel's log-sum-exp is there and normalises the plain scores (a bias is known and added)."""
+    return site.lse is not None and site.softcap is None and site.sink_logit is None
+
+
+def weight_blocks(site: Site, *, rows: int | None = None, logs: bool = True) -> Iterator[Block]:
     """Every weight of a site, a tile of rows and keys of one key-value head at a time, in float32.
 
     The kernel's log-sum-exp is used where the site carries one; otherwise it is computed here, from the same
@@ -56,14 +61,16 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
     Args:
         site: the layer.
         rows: query rows per tile and head.
+        logs: whether the logarithms are wanted; without them one buffer does, and the tile is twice as wide.
     """
     rows = rows or max(32, ROWS // site.group)
-    fused = site.lse is not None and site.softcap is None and site.sink_logit is None
+    fused = has_log_sum_exp(site)
     sink = None if site.sink_logit is None else site.sink_logit.float() * LOG2E
     spans = list(site.visibility.spans(rows))
     widest = max((span.k1 - span.k0 for span in spans), default=0)
-    widest = min(widest, KEYS) if fused else widest
-    buffers = torch.empty(2, site.group * rows * widest, device=site.q.device)
+    keys = KEYS if logs else 2 * KEYS
+    widest = min(widest, keys) if fused else widest
+    buffers = torch.empty(2 if logs or not fused else 1, site.group * rows * widest, device=site.q.device)
     rows_seen = site.visibility.counts > 0  # per head too: a row may be empty in one head alone
     for b, kv, h0 in site.kv_heads():
         heads = slice(h0, h0 + site.group)
@@ -82,20 +89,20 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
             q = torch.cat([q, -lse.unsqueeze(-1)], -1)
             k = torch.cat([k, torch.ones_like(k[:, :1])], -1)
         for whole in spans:
-            for span in whole.tiles(KEYS) if fused else (whole,):
+            for span in whole.tiles(keys) if fused else (whole,):
                 shape = (site.group, span.i1 - span.i0, span.k1 - span.k0)
                 size = shape[0] * shape[1] * shape[2]
-                logs, weights = (buffer[:size].view(shape) for buffer in buffers)
+                scores, weights = buffers[0][:size].view(shape), buffers[-1][:size].view(shape)
                 left = q[:, span.i0 : span.i1].reshape(shape[0] * shape[1], -1)
-                torch.mm(left, k[span.k0 : span.k1].T, out=logs.view(-1, shape[2]))
-                _finish(site, b, heads, span, logs, LOG2E if fused else 1.0)
+                torch.mm(left, k[span.k0 : span.k1].T, out=scores.view(-1, shape[2]))
+                _finish(site, b, heads, span, scores, LOG2E if fused else 1.0)
                 log2_sink = None
                 if not fused:
-                    logs.mul_(LOG2E)
-                    top = logs.amax(-1, keepdim=True)
+                    scores.mul_(LOG2E)
+                    top = scores.amax(-1, keepdim=True)
                     if sink is not None:  # the maximum must know the sink, or a large z overflows
                         top = torch.maximum(top, sink[heads, None, None])
-                    total = torch.exp2(torch.sub(logs, top, out=weights), out=weights).sum(-1, keepdim=True)
+                    total = torch.exp2(torch.sub(scores, top, out=weights), out=weights).sum(-1, keepdim=True)
                     if sink is not None:
                         total += torch.exp2(sink[heads, None, None] - top)
                     lse = (top + total.log2()).squeeze(-1)
@@ -103,9 +110,9 @@ def weight_blocks(site: Site, *, rows: int | None = None) -> Iterator[Block]:
                         lse = lse.masked_fill(hidden[..., span.i0 : span.i1], -NEVER)
                     if sink is not None:
                         log2_sink = sink[heads, None] - lse
-                    logs -= lse.unsqueeze(-1)
-                torch.exp2(logs, out=weights)
-                yield Block(b, h0, span, weights, logs, log2_sink)
+                    scores -= lse.unsqueeze(-1)
+                torch.exp2(scores, out=weights)
+                yield Block(b, h0, span, weights, scores if logs else None, log2_sink)
 
 
 def _finish(site: Site, b: int, heads: slice, span: Span, raw: Tensor, unit: float) -> None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sinkgate.blocks import NEVER, weight_blocks
+from sinkgate.blocks import NEVER, has_log_sum_exp, weight_blocks
 from sinkgate.site import Site
 
 LN2 = math.log(2)
@@ -49,26 +49,31 @@ class Rows:
         return self.log_first.exp()
 
 
+def _log_first_keys(site: Site, count: int) -> Float[Tensor, "b h t n"]:
+    """Log weights on the first ``count`` tokens from the kernel's log-sum-exp: one small product."""
+    assert site.lse is not None
+    last = site.k.shape[2] - 1
+    index = site.first[:, None] + torch.arange(count, device=site.k.device)
+    rows = torch.arange(site.k.shape[0], device=site.k.device)[:, None]
+    keys = site.k[rows, :, index.clamp_max(last)].permute(0, 2, 3, 1).float() * site.factor  # [b, kv, d, n]
+    queries = site.q.float().unflatten(1, (-1, site.group)).flatten(2, 3)  # [b, kv, group·t, d]
+    logs = (queries @ keys).unflatten(2, (site.group, -1)).flatten(1, 2) - site.lse.float().unsqueeze(-1)
+    seen = torch.stack([site.visibility.sees(i.clamp_max(last)) & (i <= last)[:, None, None] for i in index.T], -1)
+    return logs.masked_fill(~(seen & site.real[:, None, :, None]), NEVER)
+
+
 def read_first_keys(site: Site) -> Rows | None:
     """The first four tokens alone, from the kernel's log-sum-exp: O(t). None where there is no log-sum-exp."""
-    if site.lse is None or site.softcap is not None or site.sink_logit is not None or site.visibility.has_bias:
+    if not has_log_sum_exp(site) or site.visibility.has_bias:
         return None
     hidden = ~site.real[:, None]
-    logs = []
-    for j in range(min(4, site.k.shape[2])):
-        index = site.first + j
-        inside = index < site.k.shape[2]
-        index = index.clamp_max(site.k.shape[2] - 1)
-        score = (site.q.float() * site.factor) @ site.key(index).transpose(-1, -2)
-        seen = site.visibility.sees(index) & ~hidden & inside[:, None, None]
-        logs.append((score.squeeze(-1) - site.lse.float()).masked_fill(~seen, NEVER))
+    four = _log_first_keys(site, 4)
+    first = four[..., 0]
     # 1 − p has no more digits than the kernel's log-sum-exp: under RESOLUTION it is unknown, not small
-    rest = -torch.expm1(logs[0].clamp_max(0))
-    alone = (site.visibility.counts == 1) & (logs[0] > NEVER)  # nothing but the first token to see
+    rest = -torch.expm1(first.clamp_max(0))
+    alone = (site.visibility.counts == 1) & (first > NEVER)  # nothing but the first token to see
     rest = rest.masked_fill((rest < RESOLUTION) & ~alone, float("nan")).masked_fill(alone, 0)
-    keys = torch.stack([log.exp().sum(-1) for log in logs], -1)
-    keys = torch.nn.functional.pad(keys, (0, 4 - keys.shape[-1]))
-    return Rows(log_first=logs[0], rest=rest.masked_fill(hidden, 0), learned=None, first_keys=keys)
+    return Rows(log_first=first, rest=rest.masked_fill(hidden, 0), learned=None, first_keys=four.exp().sum(-2))
 
 
 def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
@@ -94,7 +99,10 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
     assert rows.columns is not None
     first = site.first.tolist()
     bands: dict[tuple[int, ...], Tensor] = {}
-    for block in weight_blocks(site):
+    need_logs = full or not has_log_sum_exp(site) or site.visibility.has_bias
+    if not need_logs:
+        rows.log_first = _log_first_keys(site, 1)[..., 0]
+    for block in weight_blocks(site, logs=need_logs):
         span, weights, logs = block.span, block.weights, block.log2_weights
         heads = slice(block.h0, block.h0 + weights.shape[0])
         at = (block.b, heads, slice(span.i0, span.i1))
@@ -115,12 +123,13 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
             rows.local[block.b, heads].add_((near * bands[key]).sum((1, 2)))
         column = first[block.b] - span.k0
         if 0 <= column < weights.shape[-1]:
-            rows.log_first[at] = logs[..., column] * LN2
+            if logs is not None:
+                rows.log_first[at] = logs[..., column] * LN2
             rows.columns[block.b, heads, first[block.b]].add_(weights[..., column].sum(-1))
             weights[..., column] = 0  # so that the sums below are of everything else
         rows.rest[at].add_(weights.sum(-1))
         rows.columns[block.b, heads, span.k0 : span.k1].add_(weights.sum(1))
-        if rows.entropy is not None:
+        if rows.entropy is not None and logs is not None:
             rows.entropy[at].sub_(logs.mul_(weights).sum(-1), alpha=LN2)
         if block.log2_sink is not None:
             assert rows.learned is not None

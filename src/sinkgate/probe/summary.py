@@ -176,6 +176,7 @@ def _geometry(site: Site, real: Tensor, one: dict[str, Tensor]) -> None:
         rest = norms.masked_fill(~mask[:, None], 0).sum(-1) / n
         one[f"{name}_first"] = at.repeat_interleave(site.group, 1)
         one[f"{name}_rest"] = rest.repeat_interleave(site.group, 1)
-    mean_query = site.q.double().masked_fill(~real[:, None, :, None], 0).sum(-2)
+    queries = site.q if bool(real.all()) else site.q.masked_fill(~real[:, None, :, None], 0)
+    mean_query = queries.sum(-2, dtype=torch.float64)
     key = site.key(site.first).squeeze(-2).double()
     one["query_key_cosine"] = torch.nn.functional.cosine_similarity(mean_query, key, dim=-1)
