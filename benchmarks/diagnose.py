@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import in_process, paired, peak_rss_mb, write
+from benchmarks.common import in_process, paired, peak_rss_mb, reset_peak, write
 
 LENGTHS = (2048, 4096)
 LEVELS = ("first", "keys", "full")
@@ -66,6 +66,8 @@ def alone(what: str, length: int) -> dict[str, Any]:
     import torch
 
     model, ids = setup(length, "eager" if what == "output_attentions" else "sdpa")
+    run = None if what == "output_attentions" else functions(model, ids)[what]
+    reset_peak()
     before = peak_rss_mb()
     start = time.perf_counter()
     if what == "output_attentions":
@@ -73,7 +75,8 @@ def alone(what: str, length: int) -> dict[str, Any]:
             out = model(ids, output_attentions=True, use_cache=False, logits_to_keep=1)
         torch.stack([a.mean((0, 2))[:, 0] for a in out.attentions])
     else:
-        functions(model, ids)[what]()
+        assert run is not None
+        run()
     return {
         "seconds": round(time.perf_counter() - start, 2),
         "peak_mb": round(peak_rss_mb()),

@@ -100,8 +100,8 @@ def figure(name: str, path: str, form: str) -> str:
 def rendered(text: str, *, chinese: bool = False) -> str:
     """A document with today's results in it."""
     text = re.sub(
-        r"(<!-- table (\w+) -->\n).*?(\n<!-- /table -->)",
-        lambda m: m.group(1) + TABLES[m.group(2)](chinese) + m.group(3),
+        r"(<!-- table (\w+) -->\n)(?:(?!<!-- table ).)*?(<!-- /table -->)",
+        lambda m: m.group(1) + TABLES[m.group(2)](chinese) + "\n" + m.group(3),
         text,
         flags=re.S,
     )

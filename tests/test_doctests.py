@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-MODULES = ("geometry", "probe.kinds", "probe.measure", "probe.probe", "report.html")
+MODULES = ("geometry", "probe.kinds", "probe.measure", "report.html")
 
 
 @pytest.mark.parametrize("name", MODULES)
