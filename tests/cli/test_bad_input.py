@@ -162,10 +162,10 @@ def test_a_full_disk_leaves_the_old_record_whole(model_dir: str, text_file: str,
 
 def test_ctrl_c(model_dir: str, tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
-    text.write_text(words(60_000))
+    text.write_text(words(400_000))
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-m", "sinkgate", "diagnose", model_dir, "--text", str(text), "--tokens", "400", "--samples", "150", "--out", str(out)],
+        [sys.executable, "-m", "sinkgate", "diagnose", model_dir, "--text", str(text), "--tokens", "100", "--samples", "4000", "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60

@@ -208,7 +208,11 @@ def test_version_and_help(run: Run) -> None:
 def test_a_record_opens_and_is_drawn_without_torch(run: Run, model_dir: str, text_file: str, tmp_path: Path) -> None:
     assert run("diagnose", model_dir, "--text", text_file, "--tokens", "60", "--out", str(tmp_path / "r")).code == 0
     code = (
-        "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'transformers'): raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
         "from sinkgate.cli import main\n"
         f"raise SystemExit(main(['show', {str(tmp_path / 'r')!r}, '--html', {str(tmp_path / 'again.html')!r}]))"
     )
