@@ -108,6 +108,7 @@ class _Rows:
         self.learned: Tensor | None = None
 
     def site(self, site: Site) -> None:
+        """Keep the wanted rows if this is the wanted layer."""
         if site.layer != self.layer:
             return
         rows = torch.tensor(self.queries, device=site.q.device)
