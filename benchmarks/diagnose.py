@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.common import in_process, paired, peak_rss_mb, reset_peak, write
+from sinkgate.ops.native.build import Unavailable
 
 LENGTHS = (2048, 4096)
 LEVELS = ("first", "keys", "full")
+WITHOUT = ("keys_torch", "full_torch")  # the same without the compiled kernels
 BOUNDS = {"first": 1.10, "keys": 1.35, "full": 1.70, "memory": 1.25}
 
 
@@ -36,6 +40,7 @@ def functions(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
 
     from sinkgate.hf.anatomy import forward, trace
     from sinkgate.hf.reading import Reader
+    from sinkgate.probe import rows
     from sinkgate.probe.probe import Probe
     from sinkgate.schema import Settings
 
@@ -46,8 +51,14 @@ def functions(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
         with torch.no_grad():
             return forward(model, ids, last_only=True)
 
-    def level(detail: str) -> Callable[[], Any]:
+    def level(name: str) -> Callable[[], Any]:
+        detail = name.removesuffix("_torch")
+
         def run() -> Any:
+            with patch.object(rows, "library", no_library) if name != detail else nullcontext():
+                return read()
+
+        def read() -> Any:
             probe = Probe(Settings(detail=detail, tokens=length))  # type: ignore[arg-type]
             reader = Reader(anatomy, probe, stream=detail == "full", writes=detail == "full")
             with reader.open(), probe.sample([{"id": "x", "source": "", "tokens": ["x"] * length, "bos": False}]):
@@ -56,7 +67,11 @@ def functions(model: Any, ids: Any) -> dict[str, Callable[[], Any]]:
 
         return run
 
-    return {"plain": plain, **{detail: level(detail) for detail in LEVELS}}
+    return {"plain": plain, **{name: level(name) for name in (*LEVELS, *WITHOUT)}}
+
+
+def no_library() -> Any:
+    raise Unavailable("left out for the comparison")
 
 
 def alone(what: str, length: int) -> dict[str, Any]:
@@ -96,7 +111,7 @@ def main() -> None:
         model, ids = setup(length)
         times = paired(functions(model, ids), base="plain")
         del model
-        memory = {what: median_peak(what, length) for what in ("plain", *LEVELS)}
+        memory = {what: median_peak(what, length) for what in times}
         memory["output_attentions"] = in_process("benchmarks.diagnose", "output_attentions", str(length))
         for what, row in times.items():
             growth = memory[what]["peak_mb"] / memory["plain"]["peak_mb"]

@@ -16,12 +16,14 @@ from typing import Any
 from benchmarks.common import RESULTS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/measures.md", "docs/log.md")
+DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/measures.md", "docs/weightings.md", "docs/log.md")
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),
     "first": ("`--detail first`: mass, split, margin, sink rate of the first four keys", "`--detail first`：前四个键的质量、拆分、间隔与汇率"),
     "keys": ("`--detail keys`: α of every key", "`--detail keys`：每个键的 α"),
     "full": ("`--detail full`: everything", "`--detail full`：全部"),
+    "keys_torch": ("α of every key, without the compiled kernels", "每个键的 α，不用编译内核"),
+    "full_torch": ("everything, without the compiled kernels", "全部，不用编译内核"),
     "output_attentions": ("eager with `output_attentions=True`, the usual way", "eager 加 `output_attentions=True`（通常做法）"),
 }  # fmt: skip
 
@@ -86,7 +88,45 @@ def machine(chinese: bool) -> str:
     return f"{e['cpu']}, {e['cores']} {'核' if chinese else 'cores'}, {flags}; torch {e['torch']}, transformers {e['transformers']}; {e['date']}"
 
 
-TABLES: dict[str, Callable[[bool], str]] = {"cost": cost, "models": models, "machine": machine}
+def weightings(chinese: bool) -> str:
+    """Every registered weighting, from the registry: this one follows from the code, not from a result."""
+    from sinkgate.weighting import as_weighting, names
+
+    lines = ["| name | value | weights | mass | shift-invariant | exact zeros | source |", "|" + "---|" * 7]
+    for name in names():
+        w = as_weighting(name)
+        formula = str(getattr(w, "formula", "")).replace("|", "\\|")
+        yes = [("yes" if x else "no") for x in (w.shift_invariant, w.exact_zeros)]
+        lines.append(
+            f"| `{name}` | `{type(w).__name__}` | {formula} | {w.mass} | {' | '.join(yes)} | {getattr(w, 'source', '')} |"
+        )
+    return "\n".join(lines)
+
+
+def speed(chinese: bool) -> str:
+    """The operation against SDPA."""
+    found = result("ops")
+    lines = ["| weighting | fwd fp32 | fwd+bwd fp32 | fwd bf16 | fwd+bwd bf16 |", "|" + "---|" * 5]
+    for name in dict.fromkeys(r["weighting"] for r in found["float32"]):
+        if name == "sdpa":
+            continue
+        cells = []
+        for dtype in ("float32", "bfloat16"):
+            for kind in ("fwd", "fwd+bwd"):
+                row = next(r for r in found[dtype] if r["weighting"] == name and r["pass"] == kind)
+                bound = f" (≤ {row['bound']:g})" if row["bound"] else ""
+                cells.append(f"{row['ratio']:.2f}{bound}")
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[bool], str]] = {
+    "cost": cost,
+    "models": models,
+    "machine": machine,
+    "weightings": weightings,
+    "speed": speed,
+}
 
 
 def figure(name: str, path: str, form: str) -> str:

@@ -76,6 +76,8 @@ def test_acceptance_points_at_things_that_are_there() -> None:
             r"`([^`]+\.(?:py|md|json|txt|toml)|Makefile|LICENSE|\.ci/run|docs/stories/)(?:::(\w+))?[^`]*`",
             row.split("|")[3],
         )
+        if "| red" in row:  # where it will be
+            continue
         assert places, row
         for place, test in places:
             assert (ROOT / place).exists(), f"{place} is named in: {row}"

@@ -7,7 +7,10 @@ import importlib
 
 import pytest
 
-MODULES = ("geometry", "probe.kinds", "probe.measure", "report.html")
+MODULES = (
+    "geometry.sink", "geometry.simplex", "geometry.gradients", "cache.sizes", "gate.spec", "ops.attention", "ops.select",
+    "testing", "probe.kinds", "probe.measure", "report.html",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -17,6 +17,7 @@ FLOORS = {
     "ops": 1,
     "nn": 2, "cache": 2, "site": 2,
     "blocks": 2.5,  # the weights of a site
+    "testing": 2.5,  # the conformance suite of one weighting
     "hf": 3,
     "probe": 4,
     "intervene": 5, "evaluate": 5,

@@ -28,20 +28,44 @@ _WHERE = {
     "Probe": "sinkgate.probe.probe",
     "pattern": "sinkgate.probe.pattern",
     "Pattern": "sinkgate.probe.pattern",
+    "attention": "sinkgate.ops.attention",
+    "weights": "sinkgate.ops.attention",
+    "explain": "sinkgate.ops.attention",
+    "Softmax": "sinkgate.weighting.softmax",
+    "SinkSoftmax": "sinkgate.weighting.softmax",
+    "Softmax1": "sinkgate.weighting.softmax",
+    "Sigmoid": "sinkgate.weighting.elementwise",
+    "Relu": "sinkgate.weighting.elementwise",
+    "Softpick": "sinkgate.weighting.softpick",
+    "TopKSoftmax": "sinkgate.weighting.topk",
+    "Sparsemax": "sinkgate.weighting.sparse",
+    "Entmax": "sinkgate.weighting.sparse",
+    "ClippedSoftmax": "sinkgate.weighting.clipped",
+    "Weighting": "sinkgate.weighting",
+    "register_weighting": "sinkgate.weighting",
+    "Gate": "sinkgate.gate",
     "register": "sinkgate.hf.register",
     "load": "sinkgate.hf.load",
     "SinkgateError": "sinkgate.errors",
 }
 
-__all__ = ["__version__", "errors", "geometry", *_WHERE]
+_MODULES = ("errors", "geometry", "nn", "testing")
+
+__all__ = ["__version__", *_MODULES, *_WHERE]
 
 if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate import errors as errors
     from sinkgate import geometry as geometry
+    from sinkgate import nn as nn
+    from sinkgate import testing as testing
     from sinkgate.errors import SinkgateError as SinkgateError
+    from sinkgate.gate import Gate as Gate
     from sinkgate.hf.load import load as load
     from sinkgate.hf.register import register as register
     from sinkgate.masks import Visibility as Visibility
+    from sinkgate.ops.attention import attention as attention
+    from sinkgate.ops.attention import explain as explain
+    from sinkgate.ops.attention import weights as weights
     from sinkgate.probe.diagnose import diagnose as diagnose
     from sinkgate.probe.measure import measure as measure
     from sinkgate.probe.pattern import Pattern as Pattern
@@ -52,6 +76,18 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.series import Series as Series
     from sinkgate.site import OutputMap as OutputMap
     from sinkgate.site import Site as Site
+    from sinkgate.weighting import Weighting as Weighting
+    from sinkgate.weighting import register_weighting as register_weighting
+    from sinkgate.weighting.clipped import ClippedSoftmax as ClippedSoftmax
+    from sinkgate.weighting.elementwise import Relu as Relu
+    from sinkgate.weighting.elementwise import Sigmoid as Sigmoid
+    from sinkgate.weighting.softmax import SinkSoftmax as SinkSoftmax
+    from sinkgate.weighting.softmax import Softmax as Softmax
+    from sinkgate.weighting.softmax import Softmax1 as Softmax1
+    from sinkgate.weighting.softpick import Softpick as Softpick
+    from sinkgate.weighting.sparse import Entmax as Entmax
+    from sinkgate.weighting.sparse import Sparsemax as Sparsemax
+    from sinkgate.weighting.topk import TopKSoftmax as TopKSoftmax
 
 
 def __getattr__(name: str) -> Any:
@@ -59,7 +95,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_WHERE[name]), name)
         globals()[name] = value
         return value
-    if name in ("errors", "geometry"):
+    if name in _MODULES:
         return importlib.import_module(f"sinkgate.{name}")
     raise AttributeError(f"module 'sinkgate' has no attribute {name!r}")
 

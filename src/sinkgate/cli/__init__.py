@@ -22,6 +22,7 @@ VERBS = {
     "diagnose": "measure where a model's heads put their attention, and what the surplus writes",
     "show": "print a saved record, or write its report again; needs no model",
     "merge": "put records of the same model from several texts or processes together",
+    "ls": "list weightings, gates, implementations, cache policies and known models",
 }
 
 

@@ -1,6 +1,10 @@
 """One pass over a site's weights: what each query and each key gets, never more than a block at a time.
 
-Peak memory is one tile (:mod:`sinkgate.blocks`) and a handful of ``[b, heads, t]`` and
+Where the compiled kernels are there and the layer is a plain one (causal, with or without a window, no padding, the
+kernel's log-sum-exp at hand) they do the pass; everything else is read in PyTorch, tile by tile. Both give the same
+numbers to float32's accuracy, and :func:`reader` says which one it will be.
+
+Peak memory is one tile (:mod:`sinkgate.blocks`), a packed copy of the keys, and a handful of ``[b, heads, t]`` and
 ``[b, heads, s]`` float32 tensors.
 """
 
@@ -14,6 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sinkgate.blocks import NEVER, has_log_sum_exp, weight_blocks
+from sinkgate.ops.bands import bands
+from sinkgate.ops.native.build import Unavailable, library
+from sinkgate.ops.native.call import DTYPES, run_read
 from sinkgate.site import Site
 
 LN2 = math.log(2)
@@ -22,7 +29,7 @@ LN2 = math.log(2)
 # its own size). The full pass sums the other weights instead and has no such floor.
 RESOLUTION = 1e-3
 
-__all__ = ["Rows", "read_first_keys", "read_rows"]
+__all__ = ["Rows", "read_first_keys", "read_rows", "reader"]
 
 
 @dataclass
@@ -76,6 +83,57 @@ def read_first_keys(site: Site) -> Rows | None:
     return Rows(log_first=first, rest=rest.masked_fill(hidden, 0), learned=None, first_keys=four.exp().sum(-2))
 
 
+def reader() -> str:
+    """What reads the plain layers here: ``"compiled"``, or ``"torch (why not compiled)"``."""
+    try:
+        library()
+    except Unavailable as reason:
+        return f"torch ({reason})"
+    return "compiled"
+
+
+def _compiled(site: Site, local_window: int, full: bool) -> Rows | None:
+    """The pass by the compiled kernels; None where the layer is not a plain one or there are no kernels."""
+    seen = site.visibility
+    plain = seen.causal and seen.mask is None and seen.real is None and has_log_sum_exp(site)
+    if not plain or site.q.device.type != "cpu" or site.q.dtype not in DTYPES or site.k.dtype != site.q.dtype:
+        return None
+    try:
+        kernels = library()
+    except Unavailable:
+        return None
+    assert site.lse is not None
+    structure = bands(
+        seen.queries, seen.keys, batch=site.q.shape[0], causal=True, window=seen.window, keep_first=0, cu_seqlens=None,
+        document_ids=None, device=site.q.device,
+    )  # fmt: skip
+    window = local_window if full else 0
+    found = run_read(kernels, site.q, site.k, structure, site.factor, site.lse, site.first, window)
+    first = found["log_first"].clamp_min(NEVER)
+    rows = Rows(
+        log_first=first,
+        rest=found["rest"],
+        learned=None,
+        first_keys=torch.zeros(*site.q.shape[:2], 4),
+        columns=found["columns"],
+    )
+    if full:
+        rows.entropy = found["entropy"] - rows.first * rows.log_first
+        rows.local, rows.previous, rows.own = found["local"], found["previous"], found["own"]
+    rows.first_keys = _first_columns(site, found["columns"])
+    return rows
+
+
+def _first_columns(site: Site, columns: Tensor) -> Float[Tensor, "b h 4"]:
+    """The sums of the first four tokens among all columns."""
+    b, h, s = columns.shape
+    four = torch.zeros(b, h, 4, device=columns.device)
+    for j in range(min(4, s)):
+        index = (site.first + j).clamp_max(s - 1)
+        four[..., j] = columns.gather(-1, index[:, None, None].expand(b, h, 1)).squeeze(-1)
+    return four
+
+
 def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
     """All keys of all queries.
 
@@ -84,6 +142,9 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
         local_window: how many last tokens, the query's own included, count as local.
         full: entropy, local, previous and own mass too.
     """
+    compiled = _compiled(site, local_window, full)
+    if compiled is not None:
+        return compiled
     b, h, t, s = site.q.shape[0], site.q.shape[1], site.q.shape[2], site.k.shape[2]
     new = lambda *shape: torch.zeros(*shape, device=site.q.device)  # noqa: E731
     rows = Rows(
@@ -141,7 +202,5 @@ def read_rows(site: Site, *, local_window: int = 64, full: bool = True) -> Rows:
         rows.entropy -= rows.first * rows.log_first
     if rows.learned is not None:
         rows.rest += rows.learned
-    for j in range(min(4, s)):
-        index = (site.first + j).clamp_max(s - 1)
-        rows.first_keys[..., j] = rows.columns.gather(-1, index[:, None, None].expand(b, h, 1)).squeeze(-1)
+    rows.first_keys = _first_columns(site, rows.columns)
     return rows

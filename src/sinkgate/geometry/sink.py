@@ -1,15 +1,61 @@
-"""The sink as a gate: closed forms for one row of attention (maths.md §2).
-
-Plain functions of floats or NumPy arrays; no torch, so that a record can be read without it.
-"""
+"""The sink as a gate: how one row splits into what the sink writes and a gated rest, and how far it stands out."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["amplification", "harmonic", "margin", "required_margin", "sink_share", "uniform_null"]
+__all__ = [
+    "Split",
+    "amplification",
+    "drop_bound",
+    "harmonic",
+    "margin",
+    "required_margin",
+    "sink_share",
+    "split",
+    "uniform_null",
+]
+
+
+class Split(NamedTuple):
+    """``o = share·v_s + gate·Σ_i content_i v_i``; ``content`` has the sink's place, at 0."""
+
+    share: float
+    gate: float
+    content: np.ndarray
+
+
+def split(weights: Any, sink: int = 0) -> Split:
+    """The weights of a row ``[n]`` as a gate on the attention over everything but the sink.
+
+    ``g = 1 − p_s`` and ``β_i = p_i / g``, summed over the others rather than taken from 1, so that g keeps its
+    digits. With ``v_s = 0`` the output is exactly ``g Σ β v``: a scalar output gate.
+
+    >>> share, gate, content = split([0.9, 0.075, 0.025])
+    >>> round(gate, 12), content.round(12).tolist()
+    (0.1, [0.0, 0.75, 0.25])
+    >>> values = np.array([0.0, 2.0, 4.0])
+    >>> round(float(gate * content @ values), 12)
+    0.25
+    """
+    weights = np.array(weights, dtype=np.float64)
+    if weights.ndim != 1 or not -len(weights) <= sink < len(weights):
+        raise ValueError(f"weights must be one row that has a key {sink}, got shape {list(weights.shape)}")
+    share = float(weights[sink])
+    weights[sink] = 0
+    gate = float(weights.sum())
+    return Split(share, gate, weights / gate if gate > 0 else weights)
+
+
+def drop_bound(share: Any, value_norm: Any) -> Any:
+    """How far the output moves when the sink's term is dropped and the weights stay: ``p_s‖v_s‖``, exactly.
+
+    >>> drop_bound(0.9, 0.5)
+    0.45
+    """
+    return share * value_norm
 
 
 def harmonic(n: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What a key-value cache keeps, and how many bytes that is."""

@@ -1,0 +1,1 @@
+"""CPU kernels in C++, compiled where they run."""

@@ -1,0 +1,76 @@
+"""Which implementation runs, and why the others do not: one table for dispatch and for :func:`sinkgate.explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+from sinkgate.errors import ArgumentError, UnsupportedError
+from sinkgate.ops import blocked, reference, stock
+from sinkgate.ops.native import ops as native
+from sinkgate.ops.request import Request
+
+__all__ = ["IMPLEMENTATIONS", "Choice", "choose", "explain_request"]
+
+# In the order in which "auto" asks them. The reference holds T×T, so it runs only when asked for by name.
+IMPLEMENTATIONS: dict[str, ModuleType] = {
+    "native": native,
+    "stock": stock,
+    "blocked": blocked,
+    "reference": reference,
+}
+BY_NAME_ONLY = ("reference",)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What would run (None: nothing can), and per implementation why it would not (empty: it could).
+
+    >>> print(Choice("blocked", {"native": "no C++ compiler was found", "blocked": ""}))
+    blocked would run
+      native: no C++ compiler was found
+      blocked: could run
+    """
+
+    impl: str | None
+    reasons: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.impl} would run" if self.impl else "nothing would run"]
+        return "\n".join(lines + [f"  {name}: {reason or 'could run'}" for name, reason in self.reasons.items()])
+
+
+def explain_request(request: Request, impl: str = "auto") -> Choice:
+    """Ask every implementation."""
+    reasons = {name: module.refuses(request) or "" for name, module in IMPLEMENTATIONS.items()}
+    if impl != "auto":
+        return Choice(None if reasons[impl] else impl, reasons)
+    able = [name for name, reason in reasons.items() if not reason and name not in BY_NAME_ONLY]
+    return Choice(able[0] if able else None, reasons)
+
+
+def choose(request: Request, impl: str) -> ModuleType:
+    """The implementation for a request.
+
+    Raises:
+        ArgumentError: ``impl`` is not one of them, or cannot do what is asked.
+        UnsupportedError: none can.
+    """
+    if impl == "auto":
+        reasons = {}
+        for name, module in IMPLEMENTATIONS.items():
+            if name in BY_NAME_ONLY:
+                continue
+            reason = module.refuses(request)
+            if reason is None:
+                return module
+            reasons[name] = reason
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UnsupportedError(f'no implementation can do this without T×T; impl="reference" can. {listed}')
+    if impl not in IMPLEMENTATIONS:
+        raise ArgumentError(f"impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    reason = IMPLEMENTATIONS[impl].refuses(request)
+    if reason is not None:
+        others = [name for name, module in IMPLEMENTATIONS.items() if module.refuses(request) is None]
+        raise ArgumentError(f"impl={impl!r} cannot do this: {reason}; {' or '.join(others) or 'nothing else'} can")
+    return IMPLEMENTATIONS[impl]
