@@ -73,7 +73,7 @@ def test_compiled_once_and_opened_later(empty_cache: Path, monkeypatch: pytest.M
 
 def test_a_damaged_file_says_what_to_do(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "compile_to", lambda target: (target.parent.mkdir(), target.write_bytes(b"damaged")))
-    with pytest.raises(build.Unavailable, match="cannot be opened .* delete .* to compile anew"):
+    with pytest.raises(build.Unavailable, match=r"cannot be opened .* delete .* to compile anew"):
         fresh()
 
 
