@@ -167,13 +167,18 @@ def test_ctrl_c(model_dir: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "sinkgate", "diagnose", model_dir, "--text", str(text), "--tokens", "100", "--samples", "4000", "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        # a suite that runs in a shell's background has the signal ignored, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not out.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(6)  # libraries loaded, reading under way
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    try:
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert stdout == ""
     assert stderr == "sinkgate: interrupted; nothing was written\n"

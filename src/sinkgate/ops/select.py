@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from sinkgate.errors import ArgumentError, UnsupportedError
@@ -34,19 +34,26 @@ class Choice:
 
     impl: str | None
     reasons: dict[str, str]
+    notes: dict[str, str] = field(default_factory=dict)  # what one should know of an implementation that could run
 
     def __str__(self) -> str:
         lines = [f"{self.impl} would run" if self.impl else "nothing would run"]
-        return "\n".join(lines + [f"  {name}: {reason or 'could run'}" for name, reason in self.reasons.items()])
+        for name, reason in self.reasons.items():
+            note = f" ({self.notes[name]})" if not reason and name in self.notes else ""
+            lines.append(f"  {name}: {reason or 'could run'}{note}")
+        return "\n".join(lines)
 
 
 def explain_request(request: Request, impl: str = "auto") -> Choice:
     """Ask every implementation."""
     reasons = {name: module.refuses(request) or "" for name, module in IMPLEMENTATIONS.items()}
+    notes = {name: module.note for name, module in IMPLEMENTATIONS.items() if hasattr(module, "note")}
     if impl != "auto":
-        return Choice(None if reasons[impl] else impl, reasons)
+        if impl not in IMPLEMENTATIONS:
+            raise ArgumentError(f"impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+        return Choice(None if reasons[impl] else impl, reasons, notes)
     able = [name for name, reason in reasons.items() if not reason and name not in BY_NAME_ONLY]
-    return Choice(able[0] if able else None, reasons)
+    return Choice(able[0] if able else None, reasons, notes)
 
 
 def choose(request: Request, impl: str) -> ModuleType:

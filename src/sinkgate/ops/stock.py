@@ -21,6 +21,8 @@ __all__ = ["refuses", "run"]
 
 summary = "torch's own CPU flash kernel, for softmax with or without a sink logit"
 
+note = "a key or value that is not finite may reach rows that do not see it"
+
 FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 

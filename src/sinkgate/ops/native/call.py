@@ -47,6 +47,7 @@ class Reading(ctypes.Structure):
     ]
 
 
+SQUARED, FAST_EXP, NO_BACKWARD = 1, 2, 4  # as in common.h
 SEGMENTS = 4  # as in read.h
 
 
@@ -62,6 +63,7 @@ class Family:
         p0: ε of softpick; ζ of clipped; δ of top-k.
         p1: γ of clipped, or its strength where ``row`` holds counts.
         squared: relu only.
+        fast: exponentials to two parts in 10⁴ (bfloat16 only).
     """
 
     name: str
@@ -71,6 +73,7 @@ class Family:
     p0: float = 0.0
     p1: float = 0.0
     squared: bool = False
+    fast: bool = False
 
 
 def pointer(x: Tensor | None) -> int | None:
@@ -94,7 +97,7 @@ def new_call(
     call.dtype = DTYPES[q.dtype]
     call.batch, call.heads, call.t, call.d = q.shape
     call.kv_heads, call.s, call.dv = k.shape[1], k.shape[2], v.shape[3]
-    call.family, call.flags, call.threads = FAMILIES[family.name], int(family.squared), torch.get_num_threads()
+    call.family, call.flags, call.threads = FAMILIES[family.name], SQUARED * family.squared + FAST_EXP * family.fast, torch.get_num_threads()
     call.q, call.k, call.v = pointer(q), pointer(k), pointer(v)
     call.qs[:], call.ks[:], call.vs[:] = q.stride()[:3], k.stride()[:3], v.stride()[:3]
     call.scale, call.softcap = scale, softcap
@@ -136,6 +139,7 @@ def run_forward(
 ) -> tuple[Tensor, Kept]:  # fmt: skip
     """The output ``[b, h, t, dv]`` in the inputs' dtype, and what the backward pass needs."""
     call, alive = new_call(q, k, v, family, bands, mask, scale, softcap, open_rows)
+    call.flags |= 0 if train else NO_BACKWARD
     b, h, t = q.shape[:3]
     make = torch.zeros if open_rows is not None else torch.empty
     out = make(b, h, t, v.shape[3], dtype=q.dtype)

@@ -12,7 +12,7 @@
 #include "vec.h"
 
 enum Family { SOFTMAX = 0, SIGMOID = 1, RELU = 2, SOFTPICK = 3, CLIPPED = 4, TOPK = 5, ENTMAX = 6 };
-enum Flag { SQUARED = 1 };
+enum Flag { SQUARED = 1, FAST_EXP = 2, NO_BACKWARD = 4 };
 enum MaskType { NO_MASK = 0, BOOL_MASK = 1, FLOAT_MASK = 2 };
 
 extern "C" {

@@ -32,13 +32,86 @@ struct Tile {
 // Whether a call multiplies bfloat16 pairs: where the backward pass does too, since both must round scores alike.
 INLINE bool in_half(const Call& c) { return HALF_PRODUCTS && c.dtype == BF16 && c.family <= CLIPPED; }
 
-// Visits the tiles that some row of the block sees. With `lazy` keys are packed tile by tile into the worker's scratch.
+// A few rows against many keys, as in decoding: packing would cost more than it saves, so keys and values are read where
+// they lie. Scores then differ from the backward pass's in their last bits, hence not where one will come.
+constexpr int FEW = 4;
+INLINE bool by_dots(const Call& c, const Rows& rows, bool lazy) { return lazy && (c.flags & NO_BACKWARD) && rows.n <= FEW; }
+
+INLINE vf load_as_float(const void* p, int dtype, int at) {
+    if (dtype == F32) return load((const float*)p + at);
+    if (dtype == BF16) return widen_bf16((const uint16_t*)p + at);
+    vf x;
+    read_row((const uint16_t*)p + at, F16, (float*)&x, VL, 1.0f);
+    return x;
+}
+// S[r, j − c0] = q_r · k_j. A key that is not finite is marked, its scores 0.
+INLINE void dot_scores(const Call& c, const Keys& keys, const Rows& rows, const float* qb, int c0, int c1, float* S, ptrdiff_t lds) {
+    const int d = c.d, whole = d / VL * VL;
+    for (int j = c0; j < c1; j++) {
+        const char* k = keys.key(j);
+        bool odd = false;
+        for (int r = 0; r < rows.n; r++) {
+            const float* q = qb + (ptrdiff_t)r * d;
+            vf acc = vf{};
+            for (int e = 0; e < whole; e += VL) acc += load(q + e) * load_as_float(k, c.dtype, e);
+            float sum = hsum(acc), x;
+            for (int e = whole; e < d; e++) read_row(k + e * item_size(c.dtype), c.dtype, &x, 1, 1.0f), sum += q[e] * x;
+            S[r * lds + j - c0] = sum;
+            odd |= !(sum - sum == 0);
+        }
+        if (!odd) continue;
+        std::vector<float> row(d);
+        read_row(k, c.dtype, row.data(), d, 1.0f);
+        if (all_finite(row.data(), d)) continue;  // large numbers, not a broken key
+        (*keys.bad)[j] = 1;
+        for (int r = 0; r < rows.n; r++) S[r * lds + j - c0] = 0.0f;
+    }
+}
+// O[r] += Σ_j S[r, j − c0] · v_j.
+INLINE void dot_values(const Call& c, const Keys& keys, const Rows& rows, int c0, int c1, const float* S, ptrdiff_t lds, float* O,
+                       ptrdiff_t ldo) {
+    const int dv = c.dv, whole = dv / VL * VL, size = item_size(c.dtype);
+    for (int e0 = 0; e0 < whole; e0 += 4 * VL) {
+        const int n = std::min(4, (whole - e0) / VL);
+        for (int r = 0; r < rows.n; r++) {
+            vf acc[4] = {vf{}, vf{}, vf{}, vf{}};
+            const float* p = S + r * lds;
+            if (n == 4) {
+                for (int j = c0; j < c1; j++) {
+                    const char* v = keys.value(j) + (ptrdiff_t)e0 * size;
+#pragma GCC unroll 4
+                    for (int u = 0; u < 4; u++) acc[u] += p[j - c0] * load_as_float(v, c.dtype, u * VL);
+                }
+            } else {
+                for (int j = c0; j < c1; j++)
+                    for (int u = 0; u < n; u++) acc[u] += p[j - c0] * load_as_float(keys.value(j) + (ptrdiff_t)e0 * size, c.dtype, u * VL);
+            }
+            for (int u = 0; u < n; u++) {
+                float* o = O + r * ldo + e0 + u * VL;
+                store(o, load(o) + acc[u]);
+            }
+        }
+    }
+    for (int e = whole; e < dv; e++)
+        for (int r = 0; r < rows.n; r++)
+            for (int j = c0; j < c1; j++) {
+                float x;
+                read_row(keys.value(j) + (ptrdiff_t)e * size, c.dtype, &x, 1, 1.0f);
+                O[r * ldo + e] += S[r * lds + j - c0] * x;
+            }
+}
+// Visits the tiles that some row of the block sees. With `lazy` keys are packed tile by tile into the worker's scratch,
+// with `dots` not at all.
 template <class Visit>
-void tiles(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool lazy, Visit visit) {
+void tiles(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool lazy, bool dots, Visit visit) {
     for (int c0 = rows.kmin / NR * NR; c0 < rows.kmax; c0 += KB) {
         const int c1 = std::min(c0 + KB, rows.kmax);
         if (!rows.any(c0, c1)) continue;
         Tile tile{c0, c1, nullptr, nullptr, 0, nullptr, nullptr};
+        if (dots) {
+            visit(tile);
+            continue;
+        }
 #if HALF_PRODUCTS
         if (in_half(c)) {
             const int d2 = keys.pairs();
@@ -142,6 +215,7 @@ struct SquareStore {
 
 #if HALF_PRODUCTS
 // The same two for bfloat16 weights; the product comes unscaled.
+template <bool FAST>
 struct SigmoidHalf {
     static constexpr bool narrow = false;
     uint16_t* C;
@@ -149,8 +223,8 @@ struct SigmoidHalf {
     const float* bias;
     float factor;
     INLINE void operator()(int i, int w, vf x) const {
-        const vf e = exp2v(vmin(-(x * factor + bias[i]), splat(126.0f)));
-        narrow_bf16(C + i * ldc + w * VL, 1.0f / (1.0f + e));
+        const vf e = exp2v<FAST>(vmin(-(x * factor + bias[i]), splat(126.0f)));
+        narrow_bf16(C + i * ldc + w * VL, inverse<FAST>(1.0f + e));
     }
     SigmoidHalf at(int i, int j) const { return {C + i * ldc + j, ldc, bias + i, factor}; }
 };
@@ -170,9 +244,10 @@ struct ReluHalf {
 
 INLINE float row_value(const Call& c, const Rows& rows, int r) { return c.row[rows.b * c.rs[0] + rows.head[r] * c.rs[1] + rows.query[r]]; }
 
-// Softmax (with a sink logit), sigmoid, relu, softpick: one pass over the keys. HALF: products of bfloat16 pairs.
-template <int F, bool HALF>
-void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool lazy) {
+// Softmax (with a sink logit), sigmoid, relu, softpick: one pass over the keys. HALF: products of bfloat16 pairs;
+// FAST: exponentials to 2·10⁻⁴.
+template <int F, bool HALF, bool FAST>
+void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool lazy, bool may_dot = true) {
     const int d = c.d, dvp = keys.dvp, lds = KB + VL;
     float* qb = w.q.get((size_t)BR * d);
     float* S = w.s.get((size_t)BR * lds);
@@ -200,10 +275,11 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
         l[r] = num[r] = 0.0f;
         bias[r] = F != SIGMOID ? 0.0f : LOG2E * (c.head ? c.head[rows.head[r]] : row_value(c, rows, r));
     }
-    const bool fused = (F == SIGMOID || F == RELU) && c.softcap == 0 && c.mask_type == NO_MASK;
+    const bool dots = !HALF && may_dot && by_dots(c, rows, lazy);
+    const bool fused = (F == SIGMOID || F == RELU) && c.softcap == 0 && c.mask_type == NO_MASK && !dots;
     const bool squared = c.flags & SQUARED;
 
-    tiles(c, keys, rows, w, lazy, [&](const Tile& tile) {
+    tiles(c, keys, rows, w, lazy, dots, [&](const Tile& tile) {
         const int width = tile.c1 - tile.c0, N = round_up(width, NR);
         const ptrdiff_t panel = (ptrdiff_t)d * NR;
         const bool full = rows.full(tile.c0, tile.c1);
@@ -211,11 +287,12 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
 #if HALF_PRODUCTS
             const ptrdiff_t half_panel = (ptrdiff_t)d2 * NR;
             const float factor = c.scale * unit;
-            if (fused && F == SIGMOID) gemm_half(rows.n, N, d2, q16, d2, 1, tile.kp16, NR, half_panel, SigmoidHalf{P16, ldp, bias, factor});
+            if (fused && F == SIGMOID) gemm_half(rows.n, N, d2, q16, d2, 1, tile.kp16, NR, half_panel, SigmoidHalf<FAST>{P16, ldp, bias, factor});
             else if (fused) gemm_half(rows.n, N, d2, q16, d2, 1, tile.kp16, NR, half_panel, ReluHalf{P16, ldp, factor, squared});
             else gemm_half(rows.n, N, d2, q16, d2, 1, tile.kp16, NR, half_panel, ScaledStore{S, lds, factor});
 #endif
-        } else if (fused && F == SIGMOID) gemm(rows.n, N, d, qb, d, 1, tile.kp, NR, panel, SigmoidStore{S, lds, bias});
+        } else if (dots) dot_scores(c, keys, rows, qb, tile.c0, tile.c1, S, lds);
+        else if (fused && F == SIGMOID) gemm(rows.n, N, d, qb, d, 1, tile.kp, NR, panel, SigmoidStore{S, lds, bias});
         else if (fused && squared) gemm(rows.n, N, d, qb, d, 1, tile.kp, NR, panel, SquareStore{S, lds});
         else if (fused) gemm(rows.n, N, d, qb, d, 1, tile.kp, NR, panel, ReluStore{S, lds});
         else gemm(rows.n, N, d, qb, d, 1, tile.kp, NR, panel, Store{S, lds});
@@ -293,7 +370,7 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
                 vf sum = vf{}, above = vf{};
                 if constexpr (F == SOFTMAX) {
                     for (int i = 0; i < n; i += VL) {
-                        const vf e = exp2v(load(x + i) - top);
+                        const vf e = exp2v<FAST>(load(x + i) - top);
                         put(i, e);
                         sum += e;
                     }
@@ -303,7 +380,7 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
                     const bool near = top < 80.0f;
                     for (int i = 0; i < n; i += VL) {
                         const vf y = load(x + i);
-                        const vf v = near ? exp2m1v(y) * em : exp2v(y - top) - em;
+                        const vf v = near ? exp2m1v<FAST>(y) * em : exp2v<FAST>(y - top) - em;
                         const vf p = vmax(v, vf{});
                         put(i, p);
                         sum += vabs(v);
@@ -319,10 +396,15 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
 #if HALF_PRODUCTS
             gemm_half(rows.n, dvp, (width + 1) / 2, (const uint32_t*)P16, ldp / 2, 1, tile.v16, dvp, NR, Add{O, dvp});
 #endif
+        } else if (dots) {
+            dot_values(c, keys, rows, tile.c0, tile.c1, S, lds, O, dvp);
         } else {
             gemm(rows.n, dvp, width, S, lds, 1, tile.v, tile.ldv, NR, Add{O, dvp});
         }
     });
+    if (dots)  // a value that is not finite has reached every row's sum, seen or not: once more, with care
+        for (int r = 0; r < rows.n; r++)
+            if (!all_finite(O + (ptrdiff_t)r * dvp, c.dv)) return online_block<F, HALF, FAST>(c, keys, rows, w, lazy, false);
 
     bool some_bad = false;
     for (int j = rows.kmin; j < rows.kmax && !some_bad; j++) some_bad = (*keys.bad)[j];
@@ -352,6 +434,21 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
     }
 }
 
+// o[N vectors] = Σ over a list of weights times rows of values, in registers. `row(i)` is the i-th row, or null.
+template <int N, class Row>
+INLINE void gather(const Sparse& list, Row row, float* o) {
+    vf acc[N];
+    for (int e = 0; e < N; e++) acc[e] = vf{};
+    for (int i = 0; i < list.n; i++) {
+        const float* v = row(i);
+        if (!v) continue;
+        const float p = list.weight[i];
+#pragma GCC unroll 8
+        for (int e = 0; e < N; e++) acc[e] += p * load(v + e * VL);
+    }
+    for (int e = 0; e < N; e++) store(o + e * VL, acc[e]);
+}
+
 // Clipped softmax, top-k, entmax: the rows' scores are held whole, the value product runs over the keys with a weight.
 template <int F>
 void row_block(const Call& c, Keys& keys, const Rows& all, Worker& w, bool lazy) {
@@ -364,7 +461,7 @@ void row_block(const Call& c, Keys& keys, const Rows& all, Worker& w, bool lazy)
     float* O = w.o.get((size_t)fit * 2 * dvp);
     bool lost[BR];
     const float unit = unit_of(c);
-    const bool half = in_half(c);
+    const bool dots = by_dots(c, all, lazy), half = in_half(c) && !dots;
     read_queries(c, all, qb, half ? 1.0f : c.scale * unit, lost);
 #if HALF_PRODUCTS
     const int d2 = (d + 1) / 2;
@@ -378,7 +475,8 @@ void row_block(const Call& c, Keys& keys, const Rows& all, Worker& w, bool lazy)
         for (int r = r0; r < std::min(all.n, r0 + fit); r++) rows.add(c, all.b, all.head[r], all.query[r]);
         rows.close();
         const float none = -INF;
-        tiles(c, keys, rows, w, lazy, [&](const Tile& tile) {
+        tiles(c, keys, rows, w, lazy, dots, [&](const Tile& tile) {
+            if (dots) return dot_scores(c, keys, rows, qb + (ptrdiff_t)r0 * d, tile.c0, tile.c1, S + (tile.c0 - from), lds);
 #if HALF_PRODUCTS
             if (half) {
                 gemm_half(rows.n, round_up(tile.c1 - tile.c0, NR), d2, q16.data() + (ptrdiff_t)r0 * d2, d2, 1, tile.kp16, NR,
@@ -410,26 +508,31 @@ void row_block(const Call& c, Keys& keys, const Rows& all, Worker& w, bool lazy)
             }
             float* o = O;
             fill(o, 2 * dvp, 0.0f);
-            const float spread = c.p0 - gamma;
-            for (int i = 0; i < w.list.n; i++) {
+            const bool direct = !half && (!lazy || keys.v_direct());
+            auto row = [&](int i) __attribute__((always_inline)) -> const float* {
                 const int j = from + w.list.index[i];
-                const float p = w.list.weight[i];
-                const float* v;
-                if (half || (lazy && !keys.v_direct())) {
-                    float* row = w.extra.get(dvp);
-                    read_row(keys.value(j), c.dtype, row, c.dv, 1.0f);
-                    std::fill(row + c.dv, row + dvp, 0.0f);
-                    v = row;
-                } else {
-                    v = lazy ? (const float*)keys.value(j) : keys.v + j * keys.ldv;
-                }
-                if ((*keys.bad)[j]) continue;
-                for (int e = 0; e < dvp; e += VL) store(o + e, load(o + e) + p * load(v + e));
-                if constexpr (F == CLIPPED)
-                    if (c.kept && p < 1.0f) {
+                if ((*keys.bad)[j]) return nullptr;
+                if (direct) return lazy ? (const float*)keys.value(j) : keys.v + j * keys.ldv;
+                float* x = w.extra.get(dvp);
+                read_row(keys.value(j), c.dtype, x, c.dv, 1.0f);
+                for (int e = c.dv; e < dvp; e++) x[e] = 0.0f;
+                return x;
+            };
+            const bool keep = F == CLIPPED && c.kept;
+            if (!keep && dvp == 4 * VL) gather<4>(w.list, row, o);
+            else if (!keep && dvp == 8 * VL) gather<8>(w.list, row, o);
+            else {
+                const float spread = c.p0 - gamma;
+                for (int i = 0; i < w.list.n; i++) {
+                    const float* v = row(i);
+                    if (!v) continue;
+                    const float p = w.list.weight[i];
+                    for (int e = 0; e < dvp; e += VL) store(o + e, load(o + e) + p * load(v + e));
+                    if (keep && p < 1.0f) {
                         const float soft = (p - gamma) / spread;  // the softmax weight under the clip
                         for (int e = 0; e < dvp; e += VL) store(o + dvp + e, load(o + dvp + e) + soft * load(v + e));
                     }
+                }
             }
             if (F == CLIPPED && c.kept) std::copy(o + dvp, o + dvp + c.dv, c.kept + at * c.dv);
             finish_row(c, rows, r, o, 1.0f, lost[r0 + r] || row_is_lost(c, rows, r, *keys.bad, some_bad), stat, stat2, mass);
@@ -439,17 +542,25 @@ void row_block(const Call& c, Keys& keys, const Rows& all, Worker& w, bool lazy)
 
 INLINE void forward_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool lazy) {
     constexpr bool H = HALF_PRODUCTS;
-    if (in_half(c) && c.family != CLIPPED) switch (c.family) {
-        case SOFTMAX: return online_block<SOFTMAX, H>(c, keys, rows, w, lazy);
-        case SIGMOID: return online_block<SIGMOID, H>(c, keys, rows, w, lazy);
-        case RELU: return online_block<RELU, H>(c, keys, rows, w, lazy);
-        default: return online_block<SOFTPICK, H>(c, keys, rows, w, lazy);
+    if (in_half(c) && c.family != CLIPPED && !by_dots(c, rows, lazy)) {
+        if (c.flags & FAST_EXP) switch (c.family) {
+            case SOFTMAX: return online_block<SOFTMAX, H, H>(c, keys, rows, w, lazy);
+            case SIGMOID: return online_block<SIGMOID, H, H>(c, keys, rows, w, lazy);
+            case RELU: return online_block<RELU, H, H>(c, keys, rows, w, lazy);
+            default: return online_block<SOFTPICK, H, H>(c, keys, rows, w, lazy);
+        }
+        switch (c.family) {
+            case SOFTMAX: return online_block<SOFTMAX, H, false>(c, keys, rows, w, lazy);
+            case SIGMOID: return online_block<SIGMOID, H, false>(c, keys, rows, w, lazy);
+            case RELU: return online_block<RELU, H, false>(c, keys, rows, w, lazy);
+            default: return online_block<SOFTPICK, H, false>(c, keys, rows, w, lazy);
+        }
     }
     switch (c.family) {
-        case SOFTMAX: return online_block<SOFTMAX, false>(c, keys, rows, w, lazy);
-        case SIGMOID: return online_block<SIGMOID, false>(c, keys, rows, w, lazy);
-        case RELU: return online_block<RELU, false>(c, keys, rows, w, lazy);
-        case SOFTPICK: return online_block<SOFTPICK, false>(c, keys, rows, w, lazy);
+        case SOFTMAX: return online_block<SOFTMAX, false, false>(c, keys, rows, w, lazy);
+        case SIGMOID: return online_block<SIGMOID, false, false>(c, keys, rows, w, lazy);
+        case RELU: return online_block<RELU, false, false>(c, keys, rows, w, lazy);
+        case SOFTPICK: return online_block<SOFTPICK, false, false>(c, keys, rows, w, lazy);
         case CLIPPED: return row_block<CLIPPED>(c, keys, rows, w, lazy);
         case TOPK: return row_block<TOPK>(c, keys, rows, w, lazy);
         default: return row_block<ENTMAX>(c, keys, rows, w, lazy);

@@ -9,6 +9,7 @@ struct Sparse {
     std::vector<float> work;
     int n = 0;
     void reserve(int size) {
+        size += VL;  // room to pad to whole vectors
         if ((int)index.size() < size) index.resize(size), weight.resize(size), work.resize(size);
         n = 0;
     }
@@ -62,32 +63,30 @@ INLINE int count_above(const float* x, int n, float level) {
     return total;
 }
 
-// Sum over a list of max(x − τ, 0)^power; and of the power one less, for Newton's step.
+// Sum over a list of max(x − τ, 0)^power; and of the power one less, for Newton's step. The list is padded to whole
+// vectors with −inf.
 struct Sums {
-    double p, slope;
+    float p, slope;
 };
 INLINE Sums power_sums(const float* x, int n, float tau, float power) {
+    if (power == 1.0f || power == 2.0f) {
+        vf p = vf{}, slope = vf{};
+        for (int i = 0; i < n; i += VL) {
+            const vf u = vmax(load(x + i) - tau, vf{});
+            if (power == 1.0f) p += u, slope += select(u > 0.0f, splat(1.0f), vf{});
+            else p += u * u, slope += 2.0f * u;
+        }
+        return {hsum(p), hsum(slope)};
+    }
     double p = 0, slope = 0;
-    if (power == 1.0f) {
-        for (int i = 0; i < n; i++) {
-            const float u = x[i] - tau;
-            if (u > 0) p += u, slope += 1;
-        }
-    } else if (power == 2.0f) {
-        for (int i = 0; i < n; i++) {
-            const float u = std::max(x[i] - tau, 0.0f);
-            p += u * u, slope += 2 * u;
-        }
-    } else {
-        for (int i = 0; i < n; i++) {
-            const float u = x[i] - tau;
-            if (u > 0) {
-                const float w = std::pow(u, power);
-                p += w, slope += power * w / u;
-            }
+    for (int i = 0; i < n; i++) {
+        const float u = x[i] - tau;
+        if (u > 0) {
+            const float w = std::pow(u, power);
+            p += w, slope += power * w / u;
         }
     }
-    return {p, slope};
+    return {(float)p, (float)slope};
 }
 
 // τ with Σ max(x − τ, 0)^{1/(α−1)} = 1 over x shifted to a maximum of 0; weights replace x in the list.
@@ -95,10 +94,11 @@ INLINE Sums power_sums(const float* x, int n, float tau, float power) {
 INLINE float solve_entmax(Sparse& list, float alpha) {
     const float power = alpha == 2.0f ? 1.0f : alpha == 1.5f ? 2.0f : 1.0f / (alpha - 1.0f);
     float tau = -1.0f;
+    for (int i = list.n; i < round_up(list.n, VL); i++) list.weight[i] = -INF;
     if (power >= 1.0f) {
         for (int step = 0; step < 200; step++) {
             const Sums sums = power_sums(list.weight.data(), list.n, tau, power);
-            const float next = (float)(tau + (sums.p - 1.0) / sums.slope);
+            const float next = tau + (sums.p - 1.0f) / sums.slope;
             if (!(next > tau)) break;
             tau = next;
         }
@@ -106,7 +106,7 @@ INLINE float solve_entmax(Sparse& list, float alpha) {
         float low = -1.0f, high = 0.0f;
         for (int step = 0; step < 40; step++) {
             const float middle = 0.5f * (low + high);
-            if (power_sums(list.weight.data(), list.n, middle, power).p >= 1.0) low = middle;
+            if (power_sums(list.weight.data(), list.n, middle, power).p >= 1.0f) low = middle;
             else high = middle;
         }
         tau = low;

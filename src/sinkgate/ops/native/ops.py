@@ -109,10 +109,11 @@ def forward_op(
     q: Tensor, k: Tensor, v: Tensor, lo: Tensor, hi: Tensor, first_lo: Tensor | None, first_hi: Tensor | None,
     mask: Tensor | None, head: Tensor | None, row: Tensor | None, k_rows: Tensor | None, open_rows: Tensor | None,
     family: str, p0: float, p1: float, squared: bool, scale: float, softcap: float, want_mass: bool, train: bool,
+    fast: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output, its row statistics (two), the mass, and what clipped softmax keeps for its backward pass."""
     out, kept = run_forward(
-        library(), q, k, v, Family(family, head, row, k_rows, p0, p1, squared),
+        library(), q, k, v, Family(family, head, row, k_rows, p0, p1, squared, fast),
         Bands(lo, hi, first_lo, first_hi, k.shape[2]), mask, scale, softcap, open_rows, want_mass, train,
     )  # fmt: skip
     return out, kept.stat, kept.stat2, kept.mass, kept.kept
@@ -120,7 +121,7 @@ def forward_op(
 
 @forward_op.register_fake
 def _(q, k, v, lo, hi, first_lo, first_hi, mask, head, row, k_rows, open_rows, family, p0, p1, squared, scale, softcap,
-      want_mass, train):  # fmt: skip
+      want_mass, train, fast):  # fmt: skip
     b, h, t = q.shape[:3]
 
     def f32(*shape: int, there: bool = True) -> Tensor:
@@ -183,7 +184,7 @@ def _backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
     found: Tensor | None = dhead
     if want_head and family == "softmax":  # dz = −Σ_rows e^{z − lse'}·δ'
         found = -(sink_share(head, stat, stat2) * delta).sum((0, 2))
-    return dq, dk, dv, *[None] * 5, found if want_head else None, *[None] * 11
+    return dq, dk, dv, *[None] * 5, found if want_head else None, *[None] * 12
 
 
 forward_op.register_autograd(_backward, setup_context=_setup)
@@ -197,6 +198,7 @@ def run(r: Request) -> tuple[Tensor, Mass | None]:
     out, stat, stat2, total, _ = forward_op(
         r.q, r.k, r.v, r.bands.lo, r.bands.hi, r.bands.first_lo, r.bands.first_hi, r.mask, family.head, family.row,
         family.k, r.open, family.name, family.p0, family.p1, family.squared, r.scale, r.softcap, r.return_mass, r.learns,
+        r.precision == "fast",
     )  # fmt: skip
     if not r.return_mass:
         return out, None
