@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("startup", "load", "models", "diagnose", "long", "ops")
+NAMES = ("startup", "load", "models", "diagnose", "long", "ops", "gpu")
 
 for name in sys.argv[1:] or NAMES:
     if name not in NAMES:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import ModuleType
+from typing import Any
 
 from sinkgate.errors import ArgumentError, UnsupportedError
-from sinkgate.ops import blocked, reference, stock
+from sinkgate.ops import blocked, external, reference, stock
 from sinkgate.ops.native import ops as native
 from sinkgate.ops.request import Request
+from sinkgate.ops.triton import ops as triton
 
 __all__ = ["IMPLEMENTATIONS", "Choice", "choose", "explain_request"]
 
-# In the order in which "auto" asks them. The reference holds T×T, so it runs only when asked for by name.
-IMPLEMENTATIONS: dict[str, ModuleType] = {
+
+# In the order in which "auto" asks them. Each is a module or object with `summary`, `refuses(request) -> str | None` and
+# `run(request) -> (output, Mass | None)`; it may have `prefers(request)` and a `note` for those who run it.
+IMPLEMENTATIONS: dict[str, Any] = {
+    "triton": triton,
     "native": native,
     "stock": stock,
     "blocked": blocked,
+    "flex": external.flex,
+    "adasplash": external.adasplash,
     "reference": reference,
 }
-BY_NAME_ONLY = ("reference",)
+# The reference holds T×T; the other two are other people's code, which not all of our promises cover.
+BY_NAME_ONLY = ("flex", "adasplash", "reference")
+
+
+def may_choose(name: str, request: Request) -> bool:
+    """Whether "auto" considers an implementation: Triton's interpreter, say, can run CPU tensors, but should not."""
+    prefers = getattr(IMPLEMENTATIONS[name], "prefers", None)
+    return name not in BY_NAME_ONLY and (prefers is None or prefers(request))
 
 
 @dataclass(frozen=True)
@@ -47,16 +60,16 @@ class Choice:
 def explain_request(request: Request, impl: str = "auto") -> Choice:
     """Ask every implementation."""
     reasons = {name: module.refuses(request) or "" for name, module in IMPLEMENTATIONS.items()}
-    notes = {name: module.note for name, module in IMPLEMENTATIONS.items() if hasattr(module, "note")}
+    notes = {name: str(note) for name, module in IMPLEMENTATIONS.items() if (note := getattr(module, "note", None))}
     if impl != "auto":
         if impl not in IMPLEMENTATIONS:
             raise ArgumentError(f"impl must be 'auto' or one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
         return Choice(None if reasons[impl] else impl, reasons, notes)
-    able = [name for name, reason in reasons.items() if not reason and name not in BY_NAME_ONLY]
+    able = [name for name, reason in reasons.items() if not reason and may_choose(name, request)]
     return Choice(able[0] if able else None, reasons, notes)
 
 
-def choose(request: Request, impl: str) -> ModuleType:
+def choose(request: Request, impl: str) -> Any:
     """The implementation for a request.
 
     Raises:
@@ -66,7 +79,7 @@ def choose(request: Request, impl: str) -> ModuleType:
     if impl == "auto":
         reasons = {}
         for name, module in IMPLEMENTATIONS.items():
-            if name in BY_NAME_ONLY:
+            if not may_choose(name, request):
                 continue
             reason = module.refuses(request)
             if reason is None:

@@ -97,7 +97,11 @@ def new_call(
     call.dtype = DTYPES[q.dtype]
     call.batch, call.heads, call.t, call.d = q.shape
     call.kv_heads, call.s, call.dv = k.shape[1], k.shape[2], v.shape[3]
-    call.family, call.flags, call.threads = FAMILIES[family.name], SQUARED * family.squared + FAST_EXP * family.fast, torch.get_num_threads()
+    call.family, call.flags, call.threads = (
+        FAMILIES[family.name],
+        SQUARED * family.squared + FAST_EXP * family.fast,
+        torch.get_num_threads(),
+    )
     call.q, call.k, call.v = pointer(q), pointer(k), pointer(v)
     call.qs[:], call.ks[:], call.vs[:] = q.stride()[:3], k.stride()[:3], v.stride()[:3]
     call.scale, call.softcap = scale, softcap

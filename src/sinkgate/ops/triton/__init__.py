@@ -1,0 +1,1 @@
+"""The operation as Triton kernels, for CUDA tensors; the kernels are imported only where triton is installed."""
