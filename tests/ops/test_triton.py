@@ -432,33 +432,45 @@ def main(cases: dict[str, Callable[[], None]]) -> None:
         print(json.dumps({"name": name, "error": error, "seconds": seconds}), flush=True)
 
 
-def in_process(mode: str) -> dict[str, str]:
-    """Run this file as a script: what went wrong, by case."""
+MODES = {"interpreted": CASES, "compiled": COMPILED}
+RUNNING: dict[str, tuple[subprocess.Popen[str], Any]] = {}
+
+
+def start(mode: str) -> None:
+    """Run this file as a script, in the background: the interpreter is slow and another core may be free."""
+    output = tempfile.TemporaryDirectory()
+    env = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": str(Path(__file__).parents[1]), "TRITON_CACHE_DIR": output.name, "OMP_NUM_THREADS": "1"}
+    env |= {"TRITON_INTERPRET": "1"} if mode == "interpreted" else {}
+    with (Path(output.name) / "out").open("w") as out, (Path(output.name) / "err").open("w") as err:
+        command = [sys.executable, "-W", "ignore", __file__, mode]
+        RUNNING[mode] = subprocess.Popen(command, stdout=out, stderr=err, text=True, env=env), output
+
+
+def result(mode: str) -> dict[str, str]:
+    """What went wrong in a run, by case."""
     reason = ops.missing()
     if reason:
         return {"": reason}
-    with tempfile.TemporaryDirectory() as cache:
-        env = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
-        env |= {"PYTHONPATH": str(Path(__file__).parents[1]), "TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
-        env |= {"TRITON_INTERPRET": "1"} if mode == "interpreted" else {}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", __file__, mode], capture_output=True, text=True, check=False, env=env
-        )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    ended = f"the run ended before this case: {done.stderr[-2000:]}"
-    return dict.fromkeys({"interpreted": CASES, "compiled": COMPILED}[mode], ended) | {
-        x["name"]: x["error"] for x in found
-    }
+    if mode not in RUNNING:
+        start(mode)
+    process, output = RUNNING.pop(mode)
+    process.wait()
+    folder = Path(output.name)
+    found = [json.loads(line) for line in (folder / "out").read_text().splitlines() if line.startswith("{")]
+    ended = f"the run ended before this case: {(folder / 'err').read_text()[-2000:]}"
+    output.cleanup()
+    return dict.fromkeys(MODES[mode], ended) | {x["name"]: x["error"] for x in found}
 
 
 @pytest.fixture(scope="session")
 def interpreted() -> dict[str, str]:
-    return in_process("interpreted")
+    return result("interpreted")
 
 
 @pytest.fixture(scope="session")
 def on_no_card() -> dict[str, str]:
-    return in_process("compiled")
+    return result("compiled")
 
 
 def judge(found: dict[str, str], name: str) -> None:

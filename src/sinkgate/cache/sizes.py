@@ -23,6 +23,8 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, *, item: int =
 def latent_bytes_per_token(layers: int, latent: int = 512, rotary: int = 64, *, item: int = 2) -> int:
     """Multi-head latent attention: one latent and one rotated key for all heads (DeepSeek-V2, arXiv 2405.04434).
 
+    >>> kv_bytes_per_token(16, 1, 256) * 262144 // 2**30  # one key head for all: 4 GiB
+    4
     >>> latent_bytes_per_token(60), latent_bytes_per_token(61), latent_bytes_per_token(78)
     (69120, 70272, 89856)
     >>> round(100 * (1 - latent_bytes_per_token(60) / kv_bytes_per_token(95, 8, 128)), 1)

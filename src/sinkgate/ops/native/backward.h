@@ -301,13 +301,13 @@ INLINE void write_queries(const Call& c, const std::vector<Rows>& blocks, const 
 template <int F>
 void dense_backward(const Call& c) {
     const int units = c.batch * c.kv_heads, dp = round_up(c.d, VL), group = c.heads / c.kv_heads;
-    const bool alone = units >= c.threads;  // a thread per kv head, else all threads on one after the other
     std::atomic<int> next{0};
-    Barrier barrier(c.threads);
+    Barrier barrier;
     std::vector<Gradients> parts(c.threads);
     std::vector<Scratch> space(c.threads);
 
-    in_threads(c.threads, [&](int me) {
+    in_threads(c.threads, [&](int me, int team) {
+        const bool alone = units >= team;  // a thread per kv head, else all threads on one after the other
         Worker w;
         for (int u = 0; (u = alone ? next++ : u) < units; u++) {
             Keys keys{&c, u / c.kv_heads, u % c.kv_heads};
@@ -320,7 +320,7 @@ void dense_backward(const Call& c) {
             g.dq = space[me].get(std::max<size_t>(n * dp, 1));
             fill(g.dq, (ptrdiff_t)(n * dp), 0.0f);
             g.dhead.assign(F == SIGMOID && c.dhead ? c.heads : 0, 0.0);
-            for (int i = alone ? 0 : me; i * KB < used; i += alone ? 1 : c.threads)
+            for (int i = alone ? 0 : me; i * KB < used; i += alone ? 1 : team)
 #if HALF_PRODUCTS
                 if (c.dtype == BF16) tile_backward_half<F>(c, keys, blocks, i * KB, std::min((i + 1) * KB, used), w, g);
                 else
@@ -330,7 +330,7 @@ void dense_backward(const Call& c) {
                 if (F == SIGMOID && c.dhead)
                     for (int h = keys.hk * group; h < (keys.hk + 1) * group; h++) {
                         double sum = 0;
-                        for (int p = alone ? me : 0; p < (alone ? me + 1 : c.threads); p++) sum += parts[p].dhead[h];
+                        for (int p = alone ? me : 0; p < (alone ? me + 1 : team); p++) sum += parts[p].dhead[h];
                         c.dhead[(int64_t)keys.b * c.heads + h] = (float)sum;
                     }
             };
@@ -338,8 +338,8 @@ void dense_backward(const Call& c) {
                 write_queries(c, blocks, g.dq, dp, 0, (int)blocks.size());
                 heads_out();
             } else {
-                barrier.wait([&] {
-                    for (int p = 1; p < c.threads; p++)  // always in this order: the same bits every time
+                barrier.wait(team, [&] {
+                    for (int p = 1; p < team; p++)  // always in this order: the same bits every time
                         for (size_t i = 0; i < n * dp; i++) parts[0].dq[i] += parts[p].dq[i];
                     write_queries(c, blocks, parts[0].dq, dp, 0, (int)blocks.size());
                     heads_out();
@@ -363,7 +363,7 @@ template <int F>
 void sparse_backward(const Call& c) {
     const int units = c.batch * c.kv_heads, d = c.d, dp = round_up(d, VL), group = c.heads / c.kv_heads;
     std::atomic<int> next{0};
-    in_threads(std::min(c.threads, std::max(units, 1)), [&](int) {
+    in_threads(std::min(c.threads, std::max(units, 1)), [&](int, int) {
         Worker w;
         Scratch rows_of, panels, sums, inputs;
         std::vector<uint8_t> bad;

@@ -32,7 +32,6 @@ FLAGS = (
     "-fno-trapping-math",
     "-fno-strict-aliasing",
     "-fPIC",
-    "-shared",
     "-pthread",
 )
 log = logging.getLogger("sinkgate")
@@ -110,30 +109,52 @@ def compile_to(target: Path) -> None:
         raise Unavailable(f"the cache directory {target.parent} cannot be written ({error})") from None
     failures = []
     try:
-        half = Path(folder) / "kernels.so"
         for compiler in choices:
-            command = [*compiler, *FLAGS, native_flag(), str(HERE / "kernel.cpp"), "-o", str(half)]
-            log.info("compiling the CPU kernels, once: %s", " ".join(command))
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                failures.append(f"{compiler[-1]}: {error}")
-                continue
-            if done.returncode == 0:
+            for openmp in (True, False):
                 try:
+                    half = compiled(compiler, Path(folder), openmp)
                     opened(half)
                 except OSError as error:
                     failures.append(f"{compiler[-1]}: {error}")
                     continue
                 half.replace(target)
                 return
-            lines = (
-                [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["failed"]
-            )
-            failures.append(f"{compiler[-1]}: {lines[0]}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     raise Unavailable("the C++ kernels did not compile (" + "; ".join(failures) + ")")
+
+
+def compiled(compiler: list[str], folder: Path, openmp: bool) -> Path:
+    """One attempt. With OpenMP the library is linked without a runtime of its own: it finds torch's, whose threads it
+    shares; where there is none to be found it cannot be opened, and plain threads are the next attempt.
+
+    Raises:
+        OSError: the compiler cannot be run or failed.
+    """
+    unit, half = folder / "kernels.o", folder / f"kernels-{openmp}.so"
+    steps = [
+        [
+            *compiler,
+            *FLAGS,
+            native_flag(),
+            *(["-fopenmp"] if openmp else []),
+            "-c",
+            str(HERE / "kernel.cpp"),
+            "-o",
+            str(unit),
+        ],
+        [*compiler, "-shared", "-pthread", str(unit), "-o", str(half)],
+    ]
+    for command in steps:
+        log.info("compiling the CPU kernels, once: %s", " ".join(command))
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        except subprocess.TimeoutExpired as error:
+            raise OSError(str(error)) from None
+        if done.returncode:
+            lines = done.stderr.splitlines()
+            raise OSError(next((line for line in lines if "error" in line), lines[0] if lines else "failed"))
+    return half
 
 
 def native_flag() -> str:

@@ -7,6 +7,9 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 #include <vector>
 
 #include "vec.h"
@@ -50,15 +53,16 @@ constexpr float HIDDEN = -9999.0f;  // an additive mask at or under this hides i
 
 // ---- threads -----------------------------------------------------------------------------------------------------
 
+// Threads come from the OpenMP runtime that torch has loaded already: a second pool would fight with its workers, which
+// spin for a while after each of torch's own operations. A team may be smaller than asked for (nested in another one).
 class Barrier {
   public:
-    explicit Barrier(int n) : n_(n) {}
-    // `last` runs in the last thread that arrives, before any leaves.
+    // `last` runs in the last thread of the team that arrives, before any leaves.
     template <class F>
-    void wait(F last) {
+    void wait(int team, F last) {
         std::unique_lock<std::mutex> lock(mutex_);
         const int round = round_;
-        if (++here_ == n_) {
+        if (++here_ == team) {
             last();
             here_ = 0;
             round_++;
@@ -71,16 +75,21 @@ class Barrier {
   private:
     std::mutex mutex_;
     std::condition_variable all_;
-    const int n_;
     int here_ = 0, round_ = 0;
 };
 
+// work(i, team) in each thread i of a team of at most n.
 template <class F>
 void in_threads(int n, F work) {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(n)
+    work(omp_get_thread_num(), omp_get_num_threads());
+#else
     std::vector<std::thread> others;
-    for (int i = 1; i < n; i++) others.emplace_back([&, i] { work(i); });
-    work(0);
+    for (int i = 1; i < n; i++) others.emplace_back([&, i] { work(i, n); });
+    work(0, n);
     for (auto& thread : others) thread.join();
+#endif
 }
 
 // Scratch that is not initialised, on cache lines of its own.

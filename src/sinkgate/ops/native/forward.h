@@ -599,10 +599,10 @@ INLINE void forward(const Call& c) {
     };
     std::vector<Unit> unit(wave);
     std::atomic<int> next{0};
-    Barrier barrier(c.threads);
+    Barrier barrier;
     constexpr int CHUNK = 16 * NR;
 
-    in_threads(c.threads, [&](int) {
+    in_threads(c.threads, [&](int, int team) {
         Worker w;
         for (int u0 = 0; u0 < units; u0 += wave) {
             const int here = std::min(wave, units - u0);
@@ -635,7 +635,7 @@ INLINE void forward(const Call& c) {
                     }
                 }
             }
-            barrier.wait([&] { next = 0; });
+            barrier.wait(team, [&] { next = 0; });
             int chunks = 0;
             for (int u = 0; u < here; u++) chunks = std::max(chunks, unit[u].lazy ? 0 : (unit[u].used + CHUNK - 1) / CHUNK);
             for (int i; (i = next++) < here * chunks;) {  // pack
@@ -654,7 +654,7 @@ INLINE void forward(const Call& c) {
                     for (int j = j0; j < j1; j++)
                         if (!all_finite((const float*)x.keys.value(j), c.dv)) x.bad[j] |= 2;
             }
-            barrier.wait([&] {
+            barrier.wait(team, [&] {
                 next = 0;
                 for (int u = 0; u < here; u++) {  // values that are read where they lie, but are not finite: a clean copy
                     Unit& x = unit[u];
@@ -674,7 +674,7 @@ INLINE void forward(const Call& c) {
                 Keys keys = x.keys;
                 forward_block(c, keys, x.blocks[at], w, x.lazy);
             }
-            barrier.wait([&] { next = 0; });
+            barrier.wait(team, [&] { next = 0; });
         }
     });
 }

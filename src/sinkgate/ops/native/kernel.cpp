@@ -15,18 +15,19 @@ void sinkgate_read(const Call* call, const Reading* out) { read(*call, *out); }
 // Rows of scores [rows, n] (−inf: hidden) → entmax weights; alpha one per row.
 void sinkgate_entmax_rows(const float* x, float* out, int64_t rows, int32_t n, const float* alpha, int32_t threads) {
     std::atomic<int64_t> next{0};
-    in_threads(threads, [&](int) {
+    in_threads(threads, [&](int, int) {
         Sparse list;
-        std::vector<float> nan;
         for (int64_t r0; (r0 = next.fetch_add(16)) < rows;)
             for (int64_t r = r0; r < std::min(r0 + 16, rows); r++) {
                 const float* row = x + r * n;
                 float* y = out + r * n;
+                vi odd = vi{};
+                int j = 0;
+                for (; j + VL <= n; j += VL) odd |= (load(row + j) != load(row + j)) | (load(row + j) == INF);
                 bool broken = false;
-                float check = 0;
-                for (int j = 0; j < n; j++) check += row[j] != row[j] || row[j] == INF ? 1.0f : 0.0f;
-                broken = check != 0;
-                std::fill(y, y + n, broken ? QNAN : 0.0f);
+                for (int i = 0; i < VL; i++) broken |= odd[i] != 0;
+                for (; j < n; j++) broken |= row[j] != row[j] || row[j] == INF;
+                fill(y, n, broken ? QNAN : 0.0f);
                 if (broken) continue;
                 entmax_row((float*)row, n, alpha[r], list);  // reads only
                 if (list.n)
@@ -38,7 +39,7 @@ void sinkgate_entmax_rows(const float* x, float* out, int64_t rows, int32_t n, c
 void sinkgate_entmax_rows_backward(const float* p, const float* g, float* out, int64_t rows, int32_t n, const float* alpha,
                                   float* dalpha, int32_t threads) {
     std::atomic<int64_t> next{0};
-    in_threads(threads, [&](int) {
+    in_threads(threads, [&](int, int) {
         Sparse list;
         for (int64_t r0; (r0 = next.fetch_add(16)) < rows;)
             for (int64_t r = r0; r < std::min(r0 + 16, rows); r++) {
@@ -55,7 +56,7 @@ void sinkgate_entmax_rows_backward(const float* p, const float* g, float* out, i
                     sud += (double)slope * dw[list.index[i]];
                     if (dalpha) entropy += (double)x * std::log(x);
                 }
-                std::fill(y, y + n, 0.0f);
+                fill(y, n, 0.0f);
                 const float mean = su > 0 ? (float)(sud / su) : 0.0f;
                 double da = 0;
                 const double a1 = a - 1.0;

@@ -168,14 +168,14 @@ INLINE void read(const Call& c, const Reading& out) {
         keys[u].bad = &bad;
     }
     std::atomic<int> next{0};
-    Barrier barrier(c.threads);
+    Barrier barrier;
     constexpr int CHUNK = 16 * NR;
     const int chunks = (c.s + CHUNK - 1) / CHUNK, tasks = c.batch * c.heads * SEGMENTS;
-    in_threads(c.threads, [&](int) {
+    in_threads(c.threads, [&](int, int team) {
         Worker w;
         for (int i; (i = next++) < units * chunks;)
             keys[i % units].pack_k(i / units * CHUNK, std::min((i / units + 1) * CHUNK, c.s), w.rows.get((size_t)NR * c.d));
-        barrier.wait([&] { next = 0; });
+        barrier.wait(team, [&] { next = 0; });
         for (int i; (i = next++) < tasks;) {
             const int b = i / (c.heads * SEGMENTS), h = i / SEGMENTS % c.heads;
             const Keys& mine = keys[b * c.kv_heads + h / group];
