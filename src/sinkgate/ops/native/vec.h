@@ -44,18 +44,21 @@ INLINE vf vmin(vf a, vf b) { return select(a < b, a, b); }
 #endif
 INLINE vf vabs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
+#if defined(__AVX512F__)
+INLINE float hsum(vf x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float hmax(vf x) { return _mm512_reduce_max_ps((__m512)x); }
+#else
 INLINE float hsum(vf x) {
-    float s = 0;
     for (int w = VL / 2; w > 0; w /= 2)
         for (int i = 0; i < w; i++) x[i] += x[i + w];
-    s = x[0];
-    return s;
+    return x[0];
 }
 INLINE float hmax(vf x) {
     float m = x[0];
     for (int i = 1; i < VL; i++) m = x[i] > m ? x[i] : m;
     return m;
 }
+#endif
 
 // 2^f − 1 over f for f in [−½, ½] (near-minimax; 2^f then errs by under 1e-8), constant term ln 2 first.
 INLINE vf exp2_tail(vf f) {
