@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.ops.bands import bands
@@ -214,6 +215,10 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise UnsupportedError(
                 "attention cannot run under vmap: put the mapped axis into the batch; for small sizes, write "
                 "sg.weights(scores, …) @ v, which can be mapped"
+            )
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise UnsupportedError(
+                "attention has no forward-mode derivative (jvp, jacfwd); for small sizes, write sg.weights(scores, …) @ v"
             )
     if q.shape[3] != k.shape[3]:
         raise ArgumentError(f"k must have q's last dimension {q.shape[3]}, got {k.shape[3]}")
