@@ -601,6 +601,24 @@ def test_adasplash_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refuses(on_cuda(request(weighting="sparsemax", causal=False))) is None
 
 
+def test_flash4_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = external.flash4.refuses
+    assert "flash-attn-4 is not installed" in str(refuses(request()))
+    monkeypatch.setattr(external, "has", lambda module: True)
+    assert "these are on cpu" in str(refuses(request()))
+    assert "not float32" in str(refuses(on_cuda(request())))
+    half = torch.zeros(1, 2, 4, 16, dtype=BF16)
+    for text, more in {
+        "not relu": {"weighting": "relu"},
+        "plain causal": {"window": 2},
+        "full attention only": {"mask": torch.ones(4, 4, dtype=torch.bool)},
+        "the mass": {"return_mass": True},
+    }.items():
+        assert text in str(refuses(on_cuda(request(half, half, half, **more))))
+    for weighting in ("softmax", "softmax1", sg.SinkSoftmax(torch.zeros(2, requires_grad=True))):
+        assert refuses(on_cuda(request(half, half, half, weighting=weighting))) is None
+
+
 def test_flex_sees_what_the_bands_say() -> None:
     """The block mask that would go to the kernel, written out."""
     from torch.nn.attention.flex_attention import create_mask

@@ -1,4 +1,4 @@
-"""Other people's CUDA kernels behind the same protocol, asked for by name only: ``flex`` and ``adasplash``.
+"""Other people's CUDA kernels behind the same protocol, asked for by name only: ``flex``, ``flash4`` and ``adasplash``.
 
 ``flex`` is torch's FlexAttention: softmax, and softmax with a sink logit where no gradient is wanted, by
 ``o′ = o·σ(lse − z)`` (maths.md §1). ``adasplash`` is the package of Gonçalves et al. 2025, arXiv 2502.12082: sparsemax
@@ -20,7 +20,7 @@ from sinkgate.ops.request import Mass, Request
 from sinkgate.weighting.softmax import SinkSoftmax, Softmax, Softmax1
 from sinkgate.weighting.sparse import Entmax, Sparsemax
 
-__all__ = ["External", "adasplash", "flex"]
+__all__ = ["External", "adasplash", "flash4", "flex"]
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -189,3 +189,45 @@ def adasplash_run(r: Request) -> tuple[Tensor, Mass | None]:
 
 
 adasplash = External("the adasplash package on CUDA, for sparsemax and entmax", adasplash_refuses, adasplash_run)
+
+
+# ---- FlashAttention 4 ----------------------------------------------------------------------------------------------
+
+
+def flash4_refuses(r: Request) -> str | None:
+    """Why this call cannot run in the flash-attn-4 package, or None."""
+    if not has("flash_attn.cute.interface"):
+        return "flash-attn-4 is not installed (pip install --pre flash-attn-4)"
+    if r.q.device.type != "cuda":
+        return f"it is for CUDA tensors, these are on {r.q.device.type}"
+    if type(r.weighting) not in (Softmax, SinkSoftmax, Softmax1):
+        return f"it knows softmax, sink_softmax and softmax1, not {r.weighting.name}"
+    if r.q.dtype not in HALVES:
+        return f"it knows bfloat16 and float16, not {kind(r.q.dtype)}"
+    if r.plain is None or r.mask is not None or r.open is not None:
+        return "it is used for plain causal attention over equal lengths and for full attention only"
+    if r.return_mass:
+        return "it does not tell the mass"
+    if r.q.numel() == 0 or r.k.numel() == 0:
+        return "it needs at least one query and one key"
+    return None
+
+
+def flash4_run(r: Request) -> tuple[Tensor, Mass | None]:
+    """See :func:`sinkgate.attention`. The package keeps heads behind the length, and takes the sink logit as it is."""
+    from flash_attn.cute.interface import flash_attn_func
+
+    z = None
+    if not isinstance(r.weighting, Softmax):
+        value = r.weighting.z if isinstance(r.weighting, SinkSoftmax) else 0.0
+        z = torch.as_tensor(value, device=r.q.device, dtype=torch.float32).expand(r.q.shape[1]).contiguous()
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (r.q, r.k, r.v))
+    causal = r.plain == "causal"
+    found = flash_attn_func(q, k, v, softmax_scale=r.scale, causal=causal, learnable_sink=z, softcap=r.softcap)
+    out = found[0] if isinstance(found, tuple) else found
+    return out.transpose(1, 2), None
+
+
+flash4 = External(
+    "the flash-attn-4 package on CUDA, for softmax with or without a sink logit", flash4_refuses, flash4_run
+)

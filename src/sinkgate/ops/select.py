@@ -22,11 +22,12 @@ IMPLEMENTATIONS: dict[str, Any] = {
     "stock": stock,
     "blocked": blocked,
     "flex": external.flex,
+    "flash4": external.flash4,
     "adasplash": external.adasplash,
     "reference": reference,
 }
-# The reference holds T×T; the other two are other people's code, which not all of our promises cover.
-BY_NAME_ONLY = ("flex", "adasplash", "reference")
+# The reference holds T×T; the others are other people's code, which not all of our promises cover.
+BY_NAME_ONLY = ("flex", "flash4", "adasplash", "reference")
 
 
 def may_choose(name: str, request: Request) -> bool:
