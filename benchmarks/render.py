@@ -120,12 +120,67 @@ def speed(chinese: bool) -> str:
     return "\n".join(lines)
 
 
+def growth(chinese: bool) -> str:
+    """Forward time by length, and the exponent that fits."""
+    rows = result("ops")["growth"]
+    lines = ["| weighting | window | " + " | ".join(f"{t // 1024}k" for t in rows[0]["tokens"]) + " | exponent |"]
+    lines.append("|" + "---|" * (len(rows[0]["tokens"]) + 3))
+    for row in rows:
+        times = " | ".join(f"{s:.3f} s" for s in row["seconds"])
+        lines.append(f"| `{row['weighting']}` | {row['window'] or '–'} | {times} | {row['exponent']:.2f} |")
+    return "\n".join(lines)
+
+
+def closed(chinese: bool) -> str:
+    """What a closed gate saves."""
+    rows = result("ops")["closed"]
+    lines = [
+        "| share closed | " + " | ".join(f"{r['closed']:.0%}" for r in rows) + " |",
+        "|" + "---|" * (len(rows) + 1),
+    ]
+    for kind in ("fwd", "fwd+bwd"):
+        lines.append(f"| {kind}, over computing all | " + " | ".join(f"{r[kind]:.2f}" for r in rows) + " |")
+    return "\n".join(lines)
+
+
+def others(chinese: bool) -> str:
+    """Decoding, the fast precision, memory, and what runs without a compiler."""
+    found = result("ops")
+    head = [
+        "decode fp32",
+        "decode bf16",
+        "`fast` bf16",
+        "bf16 error over SDPA's",
+        "memory fwd+bwd",
+        "no compiler, fwd fp32",
+    ]
+    lines = ["| weighting | " + " | ".join(head) + " |", "|" + "---|" * (len(head) + 1)]
+
+    def pick(part: str, key: str = "ratio", **where: Any) -> str:
+        row = next((r for r in found[part] if all(r[k] == v for k, v in where.items())), None)
+        return "–" if row is None else f"{row[key]:.2f}"
+
+    for name in dict.fromkeys(r["weighting"] for r in found["decode"]):
+        if name == "sdpa":
+            continue
+        cells = [pick("decode", weighting=name, dtype=d) for d in ("float32", "bfloat16")]
+        cells.append(pick("fast", weighting=name, **{"pass": "fwd"}))
+        cells.append(pick("accuracy", weighting=name, precision="exact"))
+        cells.append(pick("memory", weighting=name, **{"pass": "fwd+bwd"}))
+        cells.append(pick("without", weighting=name, dtype="float32", impl="blocked", **{"pass": "fwd"}))
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[bool], str]] = {
     "cost": cost,
     "models": models,
     "machine": machine,
     "weightings": weightings,
     "speed": speed,
+    "growth": growth,
+    "closed": closed,
+    "others": others,
 }
 
 
