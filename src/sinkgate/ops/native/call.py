@@ -22,6 +22,14 @@ FAMILIES = {"softmax": 0, "sigmoid": 1, "relu": 2, "softpick": 3, "clipped": 4, 
 TWO_STATISTICS = ("softmax", "softpick", "clipped", "topk")  # families that leave two numbers per row to the backward
 
 
+def keeps(family: str, dtype: torch.dtype) -> bool:
+    """Whether a family leaves rows of values to its backward pass: what ``do·o`` is not enough, or not exact enough, for.
+
+    Softpick divides by a sum that can be small, and with it an output that was rounded to half precision.
+    """
+    return family == "clipped" or (family == "softpick" and dtype != torch.float32)
+
+
 class Call(ctypes.Structure):
     """``struct Call`` of common.h, field for field."""
 
@@ -151,7 +159,7 @@ def run_forward(
         stat=make(b, h, t),
         stat2=make(b, h, t) if family.name in TWO_STATISTICS else torch.empty(0),
         mass=make(b, h, t) if want_mass else torch.empty(0),
-        kept=make(b, h, t, v.shape[3]) if family.name == "clipped" and train else torch.empty(0),
+        kept=make(b, h, t, v.shape[3]) if train and keeps(family.name, q.dtype) else torch.empty(0),
     )
     call.out, call.stat = pointer(out), pointer(kept.stat)
     call.stat2 = pointer(kept.stat2) if kept.stat2.numel() else None

@@ -41,7 +41,8 @@ struct Call {
     const int64_t* open_at;
     void* out;                       // [batch, heads, t, dv], contiguous, zeroed
     float *stat, *stat2, *mass;      // [batch, heads, t]; mass may be null
-    float* kept;                     // clipped: Σ p_j v_j over keys between the clips, [batch, heads, t, dv], or null
+    float* kept;                     // clipped: Σ p_j v_j over keys between the clips; softpick in half precision: the output
+                                     // in float32; [batch, heads, t, dv], or null
     const void* dout;                // as out
     const float* delta;              // [batch, heads, t]: do·o, or what stands in its place
     void *dq, *dk, *dvalue;          // contiguous, zeroed

@@ -425,6 +425,7 @@ void online_block(const Call& c, Keys& keys, const Rows& rows, Worker& w, bool l
             mass = num[r] * factor;
             stat = m[r] * LN2;
             stat2 = factor;
+            if (c.kept) write_row(c.kept + rows.flat(c, r) * c.dv, F32, O + (ptrdiff_t)r * dvp, c.dv, factor);
         } else if constexpr (F == RELU) {
             factor = c.row ? 1.0f / row_value(c, rows, r) : 1.0f;
             mass = l[r] * factor;

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinkgate.ops.bands import Bands, visible_counts
 from sinkgate.ops.native.build import Unavailable, library
-from sinkgate.ops.native.call import DTYPES, TWO_STATISTICS, Family, run_backward, run_forward
+from sinkgate.ops.native.call import DTYPES, TWO_STATISTICS, Family, keeps, run_backward, run_forward
 from sinkgate.ops.request import Mass, Request
 from sinkgate.weighting import Weighting
 from sinkgate.weighting.clipped import ClippedSoftmax
@@ -129,7 +129,7 @@ def _(q, k, v, lo, hi, first_lo, first_hi, mask, head, row, k_rows, open_rows, f
 
     return (
         q.new_empty(b, h, t, v.shape[3]), f32(b, h, t), f32(b, h, t, there=family in TWO_STATISTICS),
-        f32(b, h, t, there=want_mass), f32(b, h, t, v.shape[3], there=family == "clipped" and train),
+        f32(b, h, t, there=want_mass), f32(b, h, t, v.shape[3], there=train and keeps(family, q.dtype)),
     )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _backward(ctx: Any, dout: Tensor, *_: Any) -> Any:
         spread = p0 - p1 if row is None else p0 + p1 / row
         delta = (dout.float() * kept).sum(-1) * spread
     else:
-        delta = (dout.float() * out.float()).sum(-1)
+        delta = (dout.float() * (kept if keeps(family, q.dtype) else out.float())).sum(-1)
     dq, dk, dv, dhead = torch.ops.sinkgate.native_backward(
         dout, q, k, v, lo, hi, first_lo, first_hi, mask, head, row, k_rows, open_rows, stat, stat2, delta.contiguous(),
         family, p0, p1, squared, scale, softcap, want_head and family in ("sigmoid", "entmax"),
