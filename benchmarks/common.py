@@ -31,8 +31,9 @@ def environment() -> dict[str, Any]:
         lines = {k.strip(): v.strip() for k, v in lines.items()}
         cpu, flags = lines.get("model name", cpu), lines.get("flags", "")
     wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
+    # "-dirty" where the tree that was measured is not the commit's
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
     ).stdout.strip()
     return {
         "cpu": cpu,

