@@ -28,7 +28,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fresh() -> ctypes.CDLL:
-    return build.library.__wrapped__()
+    return build.find()
 
 
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,24 @@ def test_no_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
         build.Unavailable, match=r"no C\+\+ compiler was found \(install g\+\+ or clang, or the ziglang"
     ):
         fresh()
+
+
+def test_what_cannot_be_had_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fails() -> ctypes.CDLL:
+        asked.append(1)
+        raise build.Unavailable("it fails")
+
+    monkeypatch.setattr(build, "find", fails)
+    build.remembered.cache_clear()
+    try:
+        for _ in range(3):
+            with pytest.raises(build.Unavailable, match="it fails"):
+                build.library()
+    finally:
+        build.remembered.cache_clear()
+    assert len(asked) == 1
 
 
 def test_a_compiler_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,13 @@ def blocks(bands: Bands, heads: int) -> Iterator[tuple[int, int, Tensor | None, 
             yield i0, i1, index, k0, k1
 
 
+def open_blocks(r: Request, q: Tensor) -> Iterator[tuple[int, int, Tensor | None, int, int]]:
+    """The blocks that have a query whose gate is open."""
+    for part in blocks(r.bands, q.shape[0] * q.shape[1]):
+        if r.open is None or bool(r.open[:, :, part[0] : part[1]].any()):
+            yield part
+
+
 class Blocked(torch.autograd.Function):
     """Forward block by block; backward recomputes each block under autograd."""
 
@@ -61,7 +68,7 @@ class Blocked(torch.autograd.Function):
         total = torch.zeros(q.shape[:3], dtype=accumulate(q.dtype), device=q.device)
         k32, v32 = (x.to(accumulate(q.dtype)) for x in (k, v))
         ctx.finite = all(bool(torch.isfinite(x).all()) for x in (q, k, v))
-        for part in blocks(r.bands, q.shape[0] * q.shape[1]):
+        for part in open_blocks(r, q):
             rows = slice(part[0], part[1])
             keys = keys_of(part)
             y, weights = one_block(
@@ -89,7 +96,7 @@ class Blocked(torch.autograd.Function):
         dlearned = [torch.zeros_like(x) if x.is_floating_point() else None for x in tensors]
         dmask = torch.zeros_like(mask) if mask is not None and ctx.needs_input_grad[4] else None
         weighting = r.weighting.with_tensors(**dict(zip(names, learned, strict=True))) if names else r.weighting
-        for block in blocks(r.bands, q.shape[0] * q.shape[1]):
+        for block in open_blocks(r, q):
             i0, i1 = block[:2]
             keys = keys_of(block)
             leaves = [x[:, :, keys].detach().requires_grad_() for x in (k32, v32)]

@@ -72,8 +72,28 @@ def cache() -> Path:
     return Path(platformdirs.user_cache_dir("sinkgate")) / "native"
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
+    """The kernels. Found or compiled once per process; that they cannot be had is remembered as well.
+
+    Raises:
+        Unavailable: see :func:`find`.
+    """
+    found = remembered()
+    if isinstance(found, str):
+        raise Unavailable(found)
+    return found
+
+
+@functools.cache
+def remembered() -> ctypes.CDLL | str:
+    """The kernels, or why there are none: a compiler that fails must not be asked again by every layer."""
+    try:
+        return find()
+    except Unavailable as reason:
+        return str(reason)
+
+
+def find() -> ctypes.CDLL:
     """The kernels, compiled if they are not in the cache yet.
 
     Raises:
