@@ -91,7 +91,8 @@ def tiny(name: str, *, attn: str | None = None, dtype: torch.dtype = torch.float
     """A model whose heads prefer some keys clearly: the default initialisation is nearly uniform."""
     config = CONFIGS[name]()
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn)
+    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}  # grouped products know no float64
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attn, **experts)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.ndim >= 2 and "embed" not in key and "wte" not in key:

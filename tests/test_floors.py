@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sinkgate"
 FLOORS = {
     "weighting": 0, "gate": 0, "geometry": 0, "masks": 0, "rope": 0,
     "ops": 1,
-    "nn": 2, "cache": 2, "site": 2,
+    "nn": 2, "cache": 2, "site": 2, "call": 2,
     "blocks": 2.5,  # the weights of a site
     "testing": 2.5,  # the conformance suite of one weighting
     "hf": 3,

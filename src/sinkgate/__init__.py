@@ -45,6 +45,8 @@ _WHERE = {
     "register_weighting": "sinkgate.weighting",
     "Gate": "sinkgate.gate",
     "register": "sinkgate.hf.register",
+    "swap": "sinkgate.hf.swap",
+    "set_weighting": "sinkgate.hf.swap",
     "load": "sinkgate.hf.load",
     "SinkgateError": "sinkgate.errors",
 }
@@ -62,6 +64,8 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.gate import Gate as Gate
     from sinkgate.hf.load import load as load
     from sinkgate.hf.register import register as register
+    from sinkgate.hf.swap import set_weighting as set_weighting
+    from sinkgate.hf.swap import swap as swap
     from sinkgate.masks import Visibility as Visibility
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain

@@ -14,7 +14,7 @@ from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward, reading, trace
 from sinkgate.hf.reading import Reader
-from sinkgate.hf.register import READ_NAMES
+from sinkgate.hf.register import OUR_NAMES
 from sinkgate.masks import Visibility
 from sinkgate.site import Site
 
@@ -126,7 +126,7 @@ def test_our_names_work_as_plain_implementations() -> None:
 
     sg.register()
     x = ids()
-    for stock, ours in READ_NAMES.items():
+    for stock, ours in OUR_NAMES.items():
         plain, named = tiny("llama", attn=stock), tiny("llama", attn=ours)
         with torch.no_grad():
             assert torch.equal(forward(plain, x), forward(named, x))

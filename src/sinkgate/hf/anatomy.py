@@ -23,7 +23,7 @@ from sinkgate.hf import compat
 from sinkgate.hf.call import call_visibility, to_site
 from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.output import OutputFinder
-from sinkgate.hf.register import READ_NAMES, listen, register, stop_listening
+from sinkgate.hf.register import OUR_NAMES, is_ours, listen, register, stop_listening
 from sinkgate.site import OutputMap
 
 __all__ = ["Anatomy", "Layer", "fingerprint", "forward", "reading", "trace"]
@@ -137,18 +137,12 @@ def reading(model: nn.Module, listener: Any) -> Iterator[None]:
     """
     register()
     changed = []
-    names = READ_NAMES
     try:
         for config in compat.configs(model):
             current = compat.implementation(config)
-            if current in names:
-                compat.set_implementation(config, names[current])
+            if (name := own_name(current)) != current:
+                compat.set_implementation(config, name)
                 changed.append((config, current))
-            elif current is not None and current not in names.values():
-                raise UnsupportedError(
-                    f"the model runs with attn_implementation={current!r}, whose calls cannot be read; "
-                    "use model.set_attn_implementation('sdpa') or 'eager' first"
-                )
         listen(model, listener)
         try:
             yield
@@ -157,6 +151,22 @@ def reading(model: nn.Module, listener: Any) -> Iterator[None]:
     finally:
         for config, current in changed:
             compat.set_implementation(config, current)
+
+
+def own_name(current: str | None) -> str | None:
+    """Our name for an attention implementation.
+
+    Raises:
+        UnsupportedError: one whose calls cannot be seen.
+    """
+    if current is None or is_ours(current):
+        return current
+    if current not in OUR_NAMES:
+        raise UnsupportedError(
+            f"the model runs with attn_implementation={current!r}, whose calls cannot be read; "
+            "use model.set_attn_implementation('sdpa') or 'eager' first"
+        )
+    return OUR_NAMES[current]
 
 
 @torch.no_grad()

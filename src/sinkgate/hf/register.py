@@ -1,24 +1,28 @@
-"""Our names in transformers' attention interface: one per function that makes the output, each with its mask.
+"""Our names in transformers' attention interface, each with its mask.
 
-A model under such a name computes exactly what it computes under the function behind it. While a
-:class:`~sinkgate.hf.reading.Reading` is open on it, every attention call is shown to the reading as well.
-No name contains "sdpa", "flash" or "flex": models and transformers look for these words.
+``sinkgate_fused`` and ``sinkgate_eager`` compute exactly what transformers' ``sdpa`` and the model's own eager attention
+compute; ``sinkgate_<weighting>`` computes with a weighting of ours. Under any of them, what stands at a module (an act, a
+swap, an outlet: :mod:`sinkgate.hf.place`) is honoured, and a reading that is open on the model is shown every call. No
+name contains "sdpa", "flash" or "flex": models and transformers look for these words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
+from sinkgate.hf.place import at, attend, gated, weighted
+from sinkgate.weighting import as_weighting, names
 
-__all__ = ["READ_NAMES", "listen", "register", "stop_listening"]
+__all__ = ["OUR_NAMES", "is_ours", "listen", "register", "stop_listening"]
 
-# implementation that makes the output -> our name for reading it
-READ_NAMES = {"sdpa": "sinkgate_read_fused", "eager": "sinkgate_read_eager"}
+# implementation that makes the output -> our name for it
+OUR_NAMES = {"sdpa": "sinkgate_fused", "eager": "sinkgate_eager"}
 
 
 class Listener(Protocol):
@@ -45,35 +49,64 @@ def stop_listening(model: torch.nn.Module) -> None:
         _listeners.pop(id(module), None)
 
 
+def is_ours(name: str | None) -> bool:
+    """Whether an attention implementation is one that :func:`register` made known."""
+    return name is not None and name.startswith("sinkgate_")
+
+
 def register() -> None:
     """Make our attention names known to transformers. Idempotent; importing sinkgate does not do it.
 
-    ``sinkgate_read_fused`` runs transformers' own ``sdpa`` with its mask, ``sinkgate_read_eager`` the model's
-    own eager attention with its mask.
+    After it, ``from_pretrained(…, attn_implementation="sinkgate_softpick")`` works for every registered weighting; call
+    it again after :func:`sinkgate.register_weighting`. A weighting whose own name contains "sdpa", "flash" or "flex" gets
+    no such name (transformers would take it for another kernel); :func:`sinkgate.swap` takes it all the same.
     """
     attention, masks = compat.interfaces()
-    for stock, name in READ_NAMES.items():
+    ours: dict[str, tuple[Callable[..., Any], str]] = {
+        OUR_NAMES["sdpa"]: (_fused, "sdpa"),
+        OUR_NAMES["eager"]: (_eager, "eager"),
+    }
+    for name in names():
+        if not any(word in name for word in ("sdpa", "flash", "flex")):
+            ours[f"sinkgate_{name}"] = (partial(_named, name), "sdpa")
+    for name, (function, mask) in ours.items():
         if name not in attention.valid_keys():
-            attention.register(name, _read_fused if stock == "sdpa" else _read_eager)
+            attention.register(name, function)
         if name not in masks.valid_keys():
-            masks.register(name, masks[stock])
+            masks.register(name, masks[mask])
 
 
-def _read_fused(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("s_aux") is not None:
-        raise UnsupportedError(
-            f"{type(module).__name__} has learned sinks (s_aux), which sdpa would drop without a word; "
-            "load the model with attn_implementation='eager'"
-        )
-    return _attend(compat.stock_function("sdpa"), module, *args, **kwargs)
+def _fused(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return _attend(_stock, module, *args, **kwargs)
 
 
-def _read_eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return _attend(compat.eager_function(module), module, *args, **kwargs)
 
 
+def _named(name: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return _attend(partial(weighted, as_weighting(name), compat.stock_function("sdpa")), module, *args, **kwargs)
+
+
+def _stock(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """transformers' own ``sdpa``."""
+    if kwargs.get("s_aux") is not None:
+        raise UnsupportedError(
+            f"{type(module).__name__} has learned sinks (s_aux), which sdpa would drop without a word; "
+            "load the model with attn_implementation='eager' or 'sinkgate_softmax'"
+        )
+    return compat.stock_function("sdpa")(module, *args, **kwargs)
+
+
 def _attend(function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    place, outlet = at(module)
     listener = _listeners.get(id(module))
+    if place is not None or outlet is not None:
+        function = partial(attend, place, outlet, function)
+        if outlet is not None:
+            kwargs = outlet.described(kwargs, *args)
     if listener is None:
-        return function(module, *args, **kwargs)
-    return listener.attend(function, module, *args, **kwargs)
+        result = function(module, *args, **kwargs)
+    else:
+        result = listener.attend(function, module, *args, **kwargs)
+    return result if outlet is None else gated(outlet, result)

@@ -1,0 +1,237 @@
+"""What stands at an attention module of a transformers model: a swapped weighting, acts, an outlet.
+
+A place hangs on the module itself, so a copied model keeps its swap; a model without any is what it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sinkgate.call import SOFTMAX, Call, Extra, with_sink
+from sinkgate.errors import UnsupportedError
+from sinkgate.hf import compat
+from sinkgate.weighting import Weighting
+from sinkgate.weighting.softmax import Softmax
+
+__all__ = ["OUTLET", "Act", "Batch", "Place", "at", "attend", "gated", "placed", "to_call", "weighted"]
+
+PLACE, OUTLET = "_sinkgate_place", "sinkgate_outlet"
+EXTRA = "sinkgate_extra"  # the keyword under which an outlet's key reaches the attention function
+
+# Keyword tensors that a call honours or that say nothing about its scores. Others of three dimensions or more (a position
+# bias, an index of chosen keys) would change the scores; smaller ones (the loss's num_items_in_batch) pass through.
+_KNOWN = {"s_aux", "position_ids", "cache_position", EXTRA}
+
+Run = Callable[[Call], Tensor]
+
+
+class Act(Protocol):
+    """Something done to an attention layer while it runs."""
+
+    def attend(self, call: Call, run: Run) -> Tensor:
+        """The head outputs ``[b, h, t, dv]`` under the act; ``run`` computes a call without it."""
+        ...
+
+
+@dataclass(eq=False)
+class Batch:
+    """What the forward pass was told of its padding; one for all layers of a model."""
+
+    first: Tensor | None = None  # [b], the first token of each row that is no padding
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What stands at one attention module.
+
+    Args:
+        layer: which layer it is.
+        weightings: ``(weighting, heads)`` in the order of swapping, the last that names a head counts; heads None: all.
+        drop: whether a learned sink logit is left out by a weighting that has no place for it.
+        acts: ``(act, heads)``, the innermost ``with`` last.
+        batch: shared by the model's places.
+    """
+
+    layer: int
+    weightings: tuple[tuple[Weighting, tuple[int, ...] | None], ...] = ()
+    drop: bool = False
+    acts: tuple[tuple[Act, tuple[int, ...] | None], ...] = ()
+    batch: Batch | None = None
+
+    def having(self, **changes: Any) -> Place:
+        """The same with some parts replaced."""
+        return dataclasses.replace(self, **changes)
+
+
+def at(module: nn.Module) -> tuple[Place | None, Any]:
+    """The place and the outlet of a module, or None."""
+    return getattr(module, PLACE, None), getattr(module, OUTLET, None)
+
+
+def to_call(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any],
+            layer: int, first: Tensor | None = None) -> Call:  # fmt: skip
+    """The arguments of an attention function as a call; the weighting is softmax.
+
+    A mask says everything; None means causal where the module is (a prompt into an empty static cache: the first keys).
+
+    Raises:
+        UnsupportedError: an argument that a call cannot honour.
+    """
+    unknown = sorted(n for n, x in kwargs.items() if isinstance(x, Tensor) and x.ndim >= 3 and n not in _KNOWN)
+    if unknown or kwargs.get("dropout"):
+        what = ", ".join(unknown) or f"dropout={kwargs['dropout']}"
+        raise UnsupportedError(
+            f"{type(module).__name__} passes {what} to its attention, which sinkgate's attention cannot honour"
+            + ("" if unknown else "; set the model's attention dropout to 0")
+        )
+    causal = kwargs.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if causal is None else causal) and mask is None
+    t, s = q.shape[2], k.shape[2]
+    if mask is not None:
+        mask = mask[..., :s]
+    elif causal and 1 < t < s:
+        k, v = k[:, :, :t], v[:, :, :t]
+    elif t == 1:
+        causal = True
+    return Call(
+        layer, q, k, v, SOFTMAX, causal=causal, mask=mask, scale=kwargs.get("scaling"), softcap=kwargs.get("softcap"), first=first,
+        extra=kwargs.get(EXTRA),
+    )  # fmt: skip
+
+
+def weighted(
+    weighting: Weighting, stock: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: Tensor | None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """An attention function with a weighting; plain softmax is transformers' own ``sdpa``, given as ``stock``."""
+    sinks = kwargs.get("s_aux")
+    if type(weighting) is Softmax and sinks is None and kwargs.get("softcap") is None:
+        return stock(module, query, key, value, attention_mask, **kwargs)
+    call = to_call(module, query, key, value, attention_mask, kwargs, 0)
+    out = call.having(weighting=with_sink(weighting, _flat(sinks), type(module).__name__)).run()
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    place: Place | None, outlet: Any, base: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor,
+    value: Tensor, attention_mask: Tensor | None, **kwargs: Any,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """An attention call as the place and the outlet want it; ``base`` is what the model would have done."""
+    extra: Extra | None = kwargs.get(EXTRA)
+    if extra is None and (place is None or not (place.weightings or place.acts)):
+        return base(module, query, key, value, attention_mask, **kwargs)
+    place = place if place is not None else Place(0)
+    first = None if place.batch is None else place.batch.first
+    call = to_call(module, query, key, value, attention_mask, kwargs, place.layer, first)
+    sinks = _flat(kwargs.get("s_aux"))
+    what = type(module).__name__
+    call = call.having(weighting=with_sink(SOFTMAX, sinks, what))
+    swapped = any(type(weighting) is not Softmax for weighting, _ in place.weightings)
+
+    def untouched(asked: Call) -> Tensor:
+        if swapped:
+            return _by_head(asked, place, sinks, what)
+        # plain softmax: what the model would do itself, unless a swap sent us here past its own function
+        own = len(place.weightings) == 0 or (sinks is None and not call.softcap)
+        if asked is call and extra is None and own:
+            return base(module, query, key, value, attention_mask, **kwargs)[0].transpose(1, 2)
+        return asked.run()
+
+    run: Run = untouched
+    for act, heads in place.acts:
+        run = partial(_acted, act, heads, run)
+    return run(call).transpose(1, 2).contiguous(), None
+
+
+def _acted(act: Act, heads: tuple[int, ...] | None, run: Run, call: Call) -> Tensor:
+    """``act`` on the heads it is for, ``run`` on the others."""
+    if heads is None:
+        return act.attend(call, run)
+    chosen = [i for i, head in enumerate(call.query_heads) if head in heads]
+    if len(chosen) == len(call.query_heads):
+        return act.attend(call, run)
+    out = run(call)
+    if chosen:
+        out = out.clone()
+        out[:, chosen] = act.attend(call.heads(chosen), run)
+    return out
+
+
+def _by_head(call: Call, place: Place, sinks: Tensor | None, what: str) -> Tensor:
+    """Each head with the last weighting that names it."""
+    of = [-1] * len(call.query_heads)
+    for i, (_, heads) in enumerate(place.weightings):
+        of = [i if heads is None or head in heads else now for head, now in zip(call.query_heads, of, strict=True)]
+
+    def run(part: Call, index: int) -> Tensor:
+        if index < 0:  # as the model has it
+            return part.run()
+        weighting = place.weightings[index][0]
+        if weighting.tensors():
+            rows = torch.tensor(part.query_heads, device=part.q.device)
+            weighting = weighting.with_tensors(
+                **{n: x[rows.to(x.device)] if x.ndim == 1 else x for n, x in weighting.tensors().items()}
+            )
+        z = None if sinks is None or (place.drop and type(weighting) is not Softmax) else sinks[list(part.query_heads)]
+        return part.having(weighting=with_sink(weighting, z, what)).run()
+
+    if len(set(of)) == 1:
+        return run(call, of[0])
+    out: Tensor | None = None
+    for index in sorted(set(of)):
+        chosen = [i for i, now in enumerate(of) if now == index]
+        part = run(call.heads(chosen), index)
+        if out is None:
+            out = part.new_empty(part.shape[0], len(of), *part.shape[2:])
+        out = out.index_copy(1, torch.tensor(chosen, device=part.device), part)
+    assert out is not None
+    return out
+
+
+def _flat(sinks: Tensor | None) -> Tensor | None:
+    return None if sinks is None else sinks.reshape(-1)
+
+
+def gated(outlet: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    """The head outputs ``[b, t, h, dv]`` behind an outlet's gate at G1."""
+    out = outlet.gate_output(result[0])
+    return (out, result[1])
+
+
+# ---- putting places there -------------------------------------------------------------------------------------------
+
+
+def put(module: nn.Module, place: Place | None) -> None:
+    """Hang a place on a module, or take it away."""
+    if place is None or not (place.weightings or place.acts):
+        module.__dict__.pop(PLACE, None)
+    else:
+        module.__dict__[PLACE] = place
+
+
+@contextmanager
+def placed(
+    model: nn.Module, changes: Sequence[tuple[nn.Module, Place]], name: Callable[[str | None], str]
+) -> Iterator[None]:
+    """Inside, the modules have these places and the configs the implementation that ``name`` makes of theirs."""
+    before = [(module, at(module)[0]) for module, _ in changes]
+    names = [(config, compat.implementation(config)) for config in compat.configs(model)]
+    try:
+        for config, current in names:
+            compat.set_implementation(config, name(current))
+        for module, place in changes:
+            put(module, place)
+        yield
+    finally:
+        for module, place_before in before:
+            put(module, place_before)
+        for config, current in names:
+            compat.set_implementation(config, current)

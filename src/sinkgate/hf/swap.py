@@ -1,0 +1,124 @@
+"""Another weighting in a model that was trained with softmax (or not): for a while, or to stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from sinkgate.errors import ArgumentError, UnsupportedError
+from sinkgate.hf import compat
+from sinkgate.hf.layers import Attention, chosen
+from sinkgate.hf.place import OUTLET, Place, at, placed, put
+from sinkgate.hf.register import OUR_NAMES, register
+from sinkgate.weighting import Weighting, as_weighting
+from sinkgate.weighting.softmax import Softmax
+
+__all__ = ["set_weighting", "swap"]
+
+_KEPT = "_sinkgate_implementations"  # on a model whose weighting was set: what its configs named before
+
+
+@contextmanager
+def swap(
+    model: nn.Module,
+    weighting: str | Weighting,
+    *,
+    layers: int | Iterable[int] | None = None,
+    heads: Iterable[Sequence[int]] | None = None,
+    learned_sinks: str = "keep",
+) -> Iterator[nn.Module]:
+    """Inside the ``with``, the model attends with another weighting; outside it is bit for bit what it was.
+
+    Nested swaps add up: the innermost that names a head counts for it. Training, gradient checkpointing, padding,
+    packed position ids, windows, softcap and cached decoding work as they do with softmax.
+
+    Args:
+        model: a transformers model.
+        weighting: a registered name, or a value; its tensors (one entry per head of the model) may be learned.
+        layers: only these.
+        heads: only these ``(layer, head)`` pairs.
+        learned_sinks: what becomes of a model's own sink logits (``s_aux``) under a weighting that has no place for
+            them: ``"keep"`` refuses when it runs, ``"drop"`` leaves them out.
+
+    Raises:
+        ArgumentError: no such weighting, layer or head, or a field of the wrong length.
+        UnsupportedError: the model's attention does not go through transformers' interface.
+    """
+    changes = _changes(model, weighting, layers, heads, learned_sinks)
+    register()
+    with placed(model, changes, _fused):
+        yield model
+
+
+def set_weighting(
+    model: nn.Module,
+    weighting: str | Weighting | None,
+    *,
+    layers: int | Iterable[int] | None = None,
+    heads: Iterable[Sequence[int]] | None = None,
+    learned_sinks: str = "keep",
+) -> None:
+    """A swap that stays, until ``set_weighting(model, None)`` undoes all of them. See :func:`swap`.
+
+    It stays with the object and its copies; ``save_pretrained`` writes weights, not weightings: load again and set again.
+    """
+    if any(at(module)[0] is not None and at(module)[0].acts for module in model.modules()):  # type: ignore[union-attr]
+        raise UnsupportedError(
+            "an act is under way on this model; leave its with before setting a weighting that stays"
+        )
+    register()
+    if weighting is None:
+        if layers is not None or heads is not None:
+            raise ArgumentError("set_weighting(model, None) undoes every swap that stays; it takes no layers or heads")
+        for module in model.modules():
+            put(module, None)
+        for config, name in model.__dict__.pop(_KEPT, []):
+            compat.set_implementation(config, name)
+        return
+    changes = _changes(model, weighting, layers, heads, learned_sinks)
+    if _KEPT not in model.__dict__:
+        model.__dict__[_KEPT] = [(config, compat.implementation(config)) for config in compat.configs(model)]
+    for config in compat.configs(model):
+        compat.set_implementation(config, _fused(compat.implementation(config)))
+    for module, place in changes:
+        put(module, place)
+
+
+def _fused(_name: str | None) -> str:
+    """Whatever it was: every layer that is swapped is computed by us, the others by ``sdpa`` with its mask."""
+    return OUR_NAMES["sdpa"]
+
+
+def _changes(
+    model: nn.Module, weighting: str | Weighting, layers: int | Iterable[int] | None,
+    heads: Iterable[Sequence[int]] | None, learned_sinks: str,
+) -> list[tuple[nn.Module, Place]]:  # fmt: skip
+    if learned_sinks not in ("keep", "drop"):
+        raise ArgumentError(f"learned_sinks must be 'keep' or 'drop', got {learned_sinks!r}")
+    found = as_weighting(weighting)
+    wanted = chosen(model, layers, heads)
+    changes = []
+    for layer, some in wanted:
+        _check(found, layer)
+        if getattr(layer.module, OUTLET, None) is not None and type(found) is not Softmax:
+            raise UnsupportedError(
+                f"{layer.name} has an outlet, which was fitted to softmax; remove it before a swap (sg.remove_outlet)"
+            )
+        place = at(layer.module)[0] or Place(layer.layer)
+        drop = learned_sinks == "drop"
+        changes.append((layer.module, place.having(weightings=(*place.weightings, (found, some)), drop=drop)))
+    rest = {id(module) for module, _ in changes}
+    for layer, _ in chosen(model, None, None):  # the others run as they were, learned sinks included
+        if id(layer.module) not in rest and at(layer.module)[0] is None:
+            changes.append((layer.module, Place(layer.layer, ((Softmax(), None),))))
+    return changes
+
+
+def _check(weighting: Weighting, layer: Attention) -> None:
+    for name, x in weighting.tensors().items():
+        if isinstance(x, Tensor) and x.ndim >= 1 and x.shape[0] not in (layer.heads,) and x.is_floating_point():
+            raise ArgumentError(
+                f"{name} must be a number or have one entry per head ({layer.heads}) of {layer.name}, got {list(x.shape)}"
+            )
