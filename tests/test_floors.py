@@ -20,7 +20,7 @@ FLOORS = {
     "testing": 2.5,  # the conformance suite of one weighting
     "hf": 3,
     "probe": 4,
-    "intervene": 5, "evaluate": 5,
+    "evaluate": 5, "interventions": 5.5,  # an effect is a difference of scores
     "lab": 6,
     "plan": 7,
     "report": 8, "studio": 8,

@@ -47,6 +47,20 @@ _WHERE = {
     "register": "sinkgate.hf.register",
     "swap": "sinkgate.hf.swap",
     "set_weighting": "sinkgate.hf.swap",
+    "acting": "sinkgate.interventions",
+    "intervene": "sinkgate.interventions",
+    "capture": "sinkgate.interventions",
+    "repeated_tokens": "sinkgate.interventions",
+    "Effects": "sinkgate.interventions",
+    "Constants": "sinkgate.interventions",
+    "Evict": "sinkgate.interventions",
+    "ScalarGate": "sinkgate.interventions",
+    "ConstantGate": "sinkgate.interventions",
+    "Transplant": "sinkgate.interventions",
+    "MeanValue": "sinkgate.interventions",
+    "SetMassive": "sinkgate.interventions",
+    "key_gradients": "sinkgate.probe.key_gradients",
+    "KeyGradients": "sinkgate.probe.key_gradients",
     "load": "sinkgate.hf.load",
     "SinkgateError": "sinkgate.errors",
 }
@@ -66,11 +80,25 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.hf.register import register as register
     from sinkgate.hf.swap import set_weighting as set_weighting
     from sinkgate.hf.swap import swap as swap
+    from sinkgate.interventions import ConstantGate as ConstantGate
+    from sinkgate.interventions import Constants as Constants
+    from sinkgate.interventions import Effects as Effects
+    from sinkgate.interventions import Evict as Evict
+    from sinkgate.interventions import MeanValue as MeanValue
+    from sinkgate.interventions import ScalarGate as ScalarGate
+    from sinkgate.interventions import SetMassive as SetMassive
+    from sinkgate.interventions import Transplant as Transplant
+    from sinkgate.interventions import acting as acting
+    from sinkgate.interventions import capture as capture
+    from sinkgate.interventions import intervene as intervene
+    from sinkgate.interventions import repeated_tokens as repeated_tokens
     from sinkgate.masks import Visibility as Visibility
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain
     from sinkgate.ops.attention import weights as weights
     from sinkgate.probe.diagnose import diagnose as diagnose
+    from sinkgate.probe.key_gradients import KeyGradients as KeyGradients
+    from sinkgate.probe.key_gradients import key_gradients as key_gradients
     from sinkgate.probe.measure import measure as measure
     from sinkgate.probe.pattern import Pattern as Pattern
     from sinkgate.probe.pattern import pattern as pattern

@@ -56,7 +56,8 @@ class Call:
         mask: bool or additive ``[b or 1, h or 1, t, s]``, together with ``causal``.
         scale: multiplies q·k; default ``d ** -0.5``.
         softcap: of the scores.
-        first: the first key of each row that is no padding; None: 0.
+        first: the first token of each row that is no padding; None: 0.
+        gone: how many of the first tokens have no key any more (a cache that keeps a window).
         extra: a key of an outlet.
         start: where the first query stands among the keys; None: the last query stands at the last key.
         head: which query head of the model each of q's heads is; None: all, in order.
@@ -74,6 +75,7 @@ class Call:
     softcap: float | None = None
     first: Int[Tensor, " b"] | None = None
     extra: Extra | None = None
+    gone: int = 0
     start: int | None = None
     head: tuple[int, ...] | None = None
     kv: tuple[int, ...] | None = None
@@ -149,12 +151,31 @@ class Call:
             kv=tuple(self.key_heads[i // self.group] for i in chosen),
         )  # fmt: skip
 
+    def sample(self, b: int) -> Call:
+        """One row of the batch."""
+
+        def row(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.shape[0] == 1 else x[b : b + 1]
+
+        extra = self.extra
+        if extra is not None:
+            extra = Extra(row(extra.logit), row(extra.value), row(extra.key))
+        return self.having(
+            q=row(self.q), k=row(self.k), v=row(self.v), mask=row(self.mask), first=row(self.first), extra=extra
+        )
+
     # ---- keys ---------------------------------------------------------------------------------------------------
 
     def keys(self, positions: Sequence[int]) -> Int[Tensor, "b n"]:
-        """Where the tokens at these positions stand among the keys, padding in front counted."""
-        index = torch.tensor(list(positions), device=self.k.device).expand(self.k.shape[0], -1)
-        return index if self.first is None else index + self.first.to(index.device)[:, None]
+        """Where the tokens at these positions stand among the keys; s, which is behind them, for one that is gone."""
+        index = torch.tensor(list(positions), device=self.k.device).expand(self.k.shape[0], -1) - self.gone
+        if self.first is not None:
+            index = index + self.first.to(index.device)[:, None]
+        return index.masked_fill(index < 0, self.k.shape[2])
+
+    def only(self, seen: Tensor) -> Call:
+        """Nothing but these keys, ``[b, s]`` True, is seen; an outlet's key neither."""
+        return self.having(extra=None).without(~seen)
 
     def marked(self, keys: Int[Tensor, "b n"]) -> Tensor:
         """True at these keys, ``[b, s]``; a key behind the last one is nowhere."""
@@ -215,7 +236,7 @@ class Call:
             mask = torch.nn.functional.pad(mask, (1, 0), value=True if mask.dtype == torch.bool else 0.0)
         return self.having(
             q=q, k=torch.cat([first, k], 2), v=torch.cat([value, self.v], 2), mask=mask, scale=scale, extra=None,
-            start=self.position + 1, first=None if self.first is None else self.first + 1,
+            start=self.position + 1, gone=self.gone - 1,
         )  # fmt: skip
 
 

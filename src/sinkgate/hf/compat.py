@@ -16,11 +16,14 @@ import torch
 from sinkgate.errors import UnsupportedError
 
 __all__ = [
+    "cached_tokens",
+    "config",
     "configs",
     "eager_function",
     "implementation",
     "input_device",
     "interfaces",
+    "module_lists",
     "set_implementation",
     "stock_function",
 ]
@@ -90,6 +93,14 @@ def input_device(model: torch.nn.Module) -> torch.device:
     """Where token ids go in; the CPU for weights that are kept elsewhere and moved in for each call."""
     devices = [p.device for p in model.parameters()]
     return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
+
+
+def cached_tokens(kwargs: dict[str, Any]) -> int:
+    """How many tokens the cache among a forward's arguments has seen (``cache``, before 5.20 ``past_key_values``)."""
+    for name in ("cache", "past_key_values"):
+        if hasattr(kwargs.get(name), "get_seq_length"):
+            return int(kwargs[name].get_seq_length())
+    return 0
 
 
 def module_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleList]]:

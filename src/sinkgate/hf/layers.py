@@ -15,7 +15,7 @@ from sinkgate.errors import ArgumentError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import _layers, _nothing, _Watch, forward, reading
 
-__all__ = ["Attention", "attention_layers", "chosen", "evaluating"]
+__all__ = ["Attention", "attention_layers", "chosen", "decoder_blocks", "evaluating"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Attention:
     kv_heads: int
 
 
-_found: weakref.WeakKeyDictionary[nn.Module, list[Attention]] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[nn.Module, tuple[list[Attention], list[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -52,10 +52,19 @@ def attention_layers(model: nn.Module) -> list[Attention]:
     Raises:
         UnsupportedError: there is none; names what was seen instead.
     """
+    return _parts(model)[0]
+
+
+def decoder_blocks(model: nn.Module) -> list[nn.Module]:
+    """Every decoder layer in order, whatever it mixes tokens with."""
+    return _parts(model)[1]
+
+
+def _parts(model: nn.Module) -> tuple[list[Attention], list[nn.Module]]:
     known = _found.get(model)
     if known is not None:
         present = {id(module) for module in model.modules()}
-        if all(id(layer.module) in present for layer in known):
+        if all(id(layer.module) in present for layer in known[0]):
             return known
     watch = _Watch(model)
     ids = torch.arange(2, 6, device=compat.input_device(model))[None]
@@ -72,8 +81,8 @@ def attention_layers(model: nn.Module) -> list[Attention]:
         for layer in layers
         if layer.attention is not None
     ]
-    _found[model] = found
-    return found
+    _found[model] = (found, [layer.block for layer in layers])
+    return _found[model]
 
 
 def chosen(

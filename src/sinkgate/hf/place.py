@@ -46,6 +46,7 @@ class Batch:
     """What the forward pass was told of its padding; one for all layers of a model."""
 
     first: Tensor | None = None  # [b], the first token of each row that is no padding
+    past: int = 0  # tokens that the cache had seen before
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ def at(module: nn.Module) -> tuple[Place | None, Any]:
 
 
 def to_call(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any],
-            layer: int, first: Tensor | None = None) -> Call:  # fmt: skip
+            layer: int) -> Call:  # fmt: skip
     """The arguments of an attention function as a call; the weighting is softmax.
 
     A mask says everything; None means causal where the module is (a prompt into an empty static cache: the first keys).
@@ -102,7 +103,7 @@ def to_call(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | N
     elif t == 1:
         causal = True
     return Call(
-        layer, q, k, v, SOFTMAX, causal=causal, mask=mask, scale=kwargs.get("scaling"), softcap=kwargs.get("softcap"), first=first,
+        layer, q, k, v, SOFTMAX, causal=causal, mask=mask, scale=kwargs.get("scaling"), softcap=kwargs.get("softcap"),
         extra=kwargs.get(EXTRA),
     )  # fmt: skip
 
@@ -121,25 +122,27 @@ def weighted(
 
 
 def attend(
-    place: Place | None, outlet: Any, base: Callable[..., Any], module: nn.Module, query: Tensor, key: Tensor,
+    place: Place | None, base: Callable[..., Any], weighting: Weighting, module: nn.Module, query: Tensor, key: Tensor,
     value: Tensor, attention_mask: Tensor | None, **kwargs: Any,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """An attention call as the place and the outlet want it; ``base`` is what the model would have done."""
+    """An attention call as the place and an outlet want it; ``base`` is what the model would do, with ``weighting``."""
     extra: Extra | None = kwargs.get(EXTRA)
     if extra is None and (place is None or not (place.weightings or place.acts)):
         return base(module, query, key, value, attention_mask, **kwargs)
     place = place if place is not None else Place(0)
-    first = None if place.batch is None else place.batch.first
-    call = to_call(module, query, key, value, attention_mask, kwargs, place.layer, first)
+    call = to_call(module, query, key, value, attention_mask, kwargs, place.layer)
+    if place.batch is not None:  # a cache that keeps a window holds the last tokens only
+        gone = max(0, place.batch.past + query.shape[2] - key.shape[2])
+        call = call.having(first=place.batch.first, gone=gone)
     sinks = _flat(kwargs.get("s_aux"))
     what = type(module).__name__
-    call = call.having(weighting=with_sink(SOFTMAX, sinks, what))
-    swapped = any(type(weighting) is not Softmax for weighting, _ in place.weightings)
+    call = call.having(weighting=with_sink(weighting, sinks, what))
+    swapped = any(type(w) is not type(weighting) or w.tensors() or w != weighting for w, _ in place.weightings)
 
     def untouched(asked: Call) -> Tensor:
         if swapped:
             return _by_head(asked, place, sinks, what)
-        # plain softmax: what the model would do itself, unless a swap sent us here past its own function
+        # what the model would do itself, unless a swap to softmax sent us here past the model's own function
         own = len(place.weightings) == 0 or (sinks is None and not call.softcap)
         if asked is call and extra is None and own:
             return base(module, query, key, value, attention_mask, **kwargs)[0].transpose(1, 2)

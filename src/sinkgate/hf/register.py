@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import torch
 
+from sinkgate.call import SOFTMAX
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.place import at, attend, gated, weighted
-from sinkgate.weighting import as_weighting, names
+from sinkgate.weighting import Weighting, as_weighting, names
 
 __all__ = ["OUR_NAMES", "is_ours", "listen", "register", "stop_listening"]
 
@@ -77,15 +78,16 @@ def register() -> None:
 
 
 def _fused(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return _attend(_stock, module, *args, **kwargs)
+    return _attend(_stock, SOFTMAX, module, *args, **kwargs)
 
 
 def _eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return _attend(compat.eager_function(module), module, *args, **kwargs)
+    return _attend(compat.eager_function(module), SOFTMAX, module, *args, **kwargs)
 
 
 def _named(name: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return _attend(partial(weighted, as_weighting(name), compat.stock_function("sdpa")), module, *args, **kwargs)
+    weighting = as_weighting(name)
+    return _attend(partial(weighted, weighting, compat.stock_function("sdpa")), weighting, module, *args, **kwargs)
 
 
 def _stock(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -98,11 +100,14 @@ def _stock(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return compat.stock_function("sdpa")(module, *args, **kwargs)
 
 
-def _attend(function: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _attend(
+    function: Callable[..., Any], weighting: Weighting, module: torch.nn.Module, *args: Any, **kwargs: Any
+) -> Any:
+    """``function`` computes ``weighting``; what stands at the module may want something else."""
     place, outlet = at(module)
     listener = _listeners.get(id(module))
     if place is not None or outlet is not None:
-        function = partial(attend, place, outlet, function)
+        function = partial(attend, place, function, weighting)
         if outlet is not None:
             kwargs = outlet.described(kwargs, *args)
     if listener is None:

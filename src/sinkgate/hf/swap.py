@@ -11,7 +11,7 @@ from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.layers import Attention, chosen
 from sinkgate.hf.place import OUTLET, Place, at, placed, put
-from sinkgate.hf.register import OUR_NAMES, register
+from sinkgate.hf.register import OUR_NAMES, is_ours, register
 from sinkgate.weighting import Weighting, as_weighting
 from sinkgate.weighting.softmax import Softmax
 
@@ -86,9 +86,9 @@ def set_weighting(
         put(module, place)
 
 
-def _fused(_name: str | None) -> str:
-    """Whatever it was: every layer that is swapped is computed by us, the others by ``sdpa`` with its mask."""
-    return OUR_NAMES["sdpa"]
+def _fused(name: str | None) -> str:
+    """Ours as it is; else ``sdpa`` with its mask: a layer that is swapped is computed by us, the others by it."""
+    return name if name is not None and is_ours(name) else OUR_NAMES["sdpa"]
 
 
 def _changes(
@@ -109,9 +109,11 @@ def _changes(
         place = at(layer.module)[0] or Place(layer.layer)
         drop = learned_sinks == "drop"
         changes.append((layer.module, place.having(weightings=(*place.weightings, (found, some)), drop=drop)))
-    rest = {id(module) for module, _ in changes}
-    for layer, _ in chosen(model, None, None):  # the others run as they were, learned sinks included
-        if id(layer.module) not in rest and at(layer.module)[0] is None:
+    if all(is_ours(compat.implementation(config)) for config in compat.configs(model)):
+        return changes
+    swapped = {id(module) for module, _ in changes}
+    for layer, _ in chosen(model, None, None):  # the others run as they were, learned sinks and softcap included
+        if id(layer.module) not in swapped and at(layer.module)[0] is None:
             changes.append((layer.module, Place(layer.layer, ((Softmax(), None),))))
     return changes
 

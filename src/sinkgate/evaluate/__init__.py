@@ -1,0 +1,1 @@
+"""Floor 5: what a change costs on held-out text."""

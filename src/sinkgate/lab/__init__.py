@@ -1,0 +1,1 @@
+"""Floor 6: training: the loop, tasks, paired comparisons."""
