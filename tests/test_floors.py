@@ -15,9 +15,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "sinkgate"
 FLOORS = {
     "weighting": 0, "gate": 0, "geometry": 0, "masks": 0, "rope": 0,
     "ops": 1,
-    "nn": 2, "cache": 2, "site": 2, "call": 2,
+    "call": 1.5,  # one operation, asked for
+    "nn": 2, "cache": 2, "site": 2,
     "blocks": 2.5,  # the weights of a site
     "testing": 2.5,  # the conformance suite of one weighting
+    "outlet": 2.5,  # modules that add to a call
     "hf": 3,
     "probe": 4,
     "evaluate": 5, "interventions": 5.5,  # an effect is a difference of scores

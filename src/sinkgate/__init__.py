@@ -47,6 +47,16 @@ _WHERE = {
     "register": "sinkgate.hf.register",
     "swap": "sinkgate.hf.swap",
     "set_weighting": "sinkgate.hf.swap",
+    "add_outlet": "sinkgate.hf.outlet",
+    "remove_outlet": "sinkgate.hf.outlet",
+    "outlets": "sinkgate.hf.outlet",
+    "without_outlets": "sinkgate.hf.outlet",
+    "save_outlet": "sinkgate.hf.outlet_files",
+    "load_outlet": "sinkgate.hf.outlet_files",
+    "SinkLogit": "sinkgate.outlet",
+    "KeyBias": "sinkgate.outlet",
+    "KVBias": "sinkgate.outlet",
+    "SinkToken": "sinkgate.outlet",
     "acting": "sinkgate.interventions",
     "intervene": "sinkgate.interventions",
     "capture": "sinkgate.interventions",
@@ -77,6 +87,12 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.errors import SinkgateError as SinkgateError
     from sinkgate.gate import Gate as Gate
     from sinkgate.hf.load import load as load
+    from sinkgate.hf.outlet import add_outlet as add_outlet
+    from sinkgate.hf.outlet import outlets as outlets
+    from sinkgate.hf.outlet import remove_outlet as remove_outlet
+    from sinkgate.hf.outlet import without_outlets as without_outlets
+    from sinkgate.hf.outlet_files import load_outlet as load_outlet
+    from sinkgate.hf.outlet_files import save_outlet as save_outlet
     from sinkgate.hf.register import register as register
     from sinkgate.hf.swap import set_weighting as set_weighting
     from sinkgate.hf.swap import swap as swap
@@ -96,6 +112,10 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain
     from sinkgate.ops.attention import weights as weights
+    from sinkgate.outlet import KeyBias as KeyBias
+    from sinkgate.outlet import KVBias as KVBias
+    from sinkgate.outlet import SinkLogit as SinkLogit
+    from sinkgate.outlet import SinkToken as SinkToken
     from sinkgate.probe.diagnose import diagnose as diagnose
     from sinkgate.probe.key_gradients import KeyGradients as KeyGradients
     from sinkgate.probe.key_gradients import key_gradients as key_gradients

@@ -43,7 +43,7 @@ class Block:
     span: Span
     weights: Float[Tensor, "g r c"]
     log2_weights: Float[Tensor, "g r c"] | None
-    log2_sink: Float[Tensor, "g r"] | None  # of a learned sink logit
+    log2_sink: Float[Tensor, "g r"] | None  # of a learned sink logit or an outlet's key
 
 
 def has_log_sum_exp(site: Site) -> bool:
@@ -100,16 +100,17 @@ def weight_blocks(site: Site, *, rows: int | None = None, logs: bool = True) -> 
                 if not fused:
                     scores.mul_(LOG2E)
                     top = scores.amax(-1, keepdim=True)
-                    if sink is not None:  # the maximum must know the sink, or a large z overflows
-                        top = torch.maximum(top, sink[heads, None, None])
+                    here = None if sink is None else _sinks(sink, b, heads, span)
+                    if here is not None:  # the maximum must know the sink, or a large z overflows
+                        top = torch.maximum(top, here)
                     total = torch.exp2(torch.sub(scores, top, out=weights), out=weights).sum(-1, keepdim=True)
-                    if sink is not None:
-                        total += torch.exp2(sink[heads, None, None] - top)
+                    if here is not None:
+                        total += torch.exp2(here - top)
                     lse = (top + total.log2()).squeeze(-1)
                     if hidden is not None:
                         lse = lse.masked_fill(hidden[..., span.i0 : span.i1], -NEVER)
-                    if sink is not None:
-                        log2_sink = sink[heads, None] - lse
+                    if here is not None:
+                        log2_sink = here.squeeze(-1) - lse
                     scores -= lse.unsqueeze(-1)
                 torch.exp2(scores, out=weights)
                 yield Block(b, h0, span, weights, scores if logs else None, log2_sink)
@@ -129,6 +130,13 @@ def _finish(site: Site, b: int, heads: slice, span: Span, raw: Tensor, unit: flo
         raw[..., c0 - span.k0 : c1 - span.k0].masked_fill_(~_row(seen, b, heads), NEVER)
 
 
+def _sinks(sink: Tensor, b: int, heads: slice, span: Span) -> Float[Tensor, "g r 1"]:
+    """The sink logits of a block, one per head or one per query."""
+    if sink.ndim == 1:
+        return sink[heads, None, None]
+    return sink[b, heads, span.i0 : span.i1, None].clamp_min(NEVER)
+
+
 def _row(x: Tensor, b: int, heads: slice) -> Tensor:
     """One batch row of a tensor whose batch and head axes may be shared."""
     x = x[b if x.shape[0] > 1 else 0]
@@ -145,5 +153,8 @@ def head_output(site: Site) -> Float[Tensor, "b h t dv"]:
         result = block.weights @ values.masked_fill(bad, 0)
         if bool(bad.any()):  # 0 · NaN is NaN: what a row does not see must not reach it
             result[((block.weights > 0).float() @ bad.float()) > 0] = float("nan")
+        if site.sink_value is not None and block.log2_sink is not None:
+            written = site.sink_value[block.b if site.sink_value.shape[0] > 1 else 0, block.h0 // site.group].float()
+            result = result + block.log2_sink.exp2().unsqueeze(-1) * written
         out[block.b, heads, span.i0 : span.i1] = result
     return out

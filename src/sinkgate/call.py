@@ -21,9 +21,10 @@ from sinkgate.ops.attention import attention
 from sinkgate.weighting import Weighting
 from sinkgate.weighting.softmax import SinkSoftmax, Softmax
 
-__all__ = ["Call", "Extra", "with_sink"]
+__all__ = ["EXTRA", "SOFTMAX", "Call", "Extra", "extra_logits", "with_sink"]
 
 SOFTMAX = Softmax()
+EXTRA = "sinkgate_extra"  # the keyword under which an outlet's key reaches a transformers attention function
 ROWS = 512  # rows taken at once where a mask has to be combined with another
 
 
@@ -106,7 +107,12 @@ class Call:
 
     def run(self) -> Float[Tensor, "b h t dv"]:
         """The head outputs."""
-        if self.extra is not None:
+        extra = self.extra
+        if extra is not None:
+            one_each = extra.value is None and extra.logit is not None and extra.logit.numel() == self.q.shape[1]
+            if one_each and type(self.weighting) is Softmax:  # a logit per head: softmax with a sink
+                assert extra.logit is not None
+                return self.having(weighting=SinkSoftmax(extra.logit.flatten()), extra=None).run()
             return self._with_extra().run()
         cap = self.softcap or None
         return attention(
@@ -254,3 +260,14 @@ def with_sink(weighting: Weighting, z: Tensor | None, what: str) -> Weighting:
             "learned_sinks='drop' to leave it out"
         )
     return SinkSoftmax(z)
+
+
+def extra_logits(extra: Extra, q: Tensor, k: Tensor, scale: float | None) -> Tensor:
+    """The scores of an outlet's key: ``[h]`` where they are the same for every query, else ``[b, h, t]``."""
+    if extra.key is not None:
+        key = extra.key.repeat_interleave(q.shape[1] // k.shape[1], dim=1).to(q.dtype)
+        return (q @ key.unsqueeze(-1)).squeeze(-1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    assert extra.logit is not None
+    if extra.logit.shape[0] == 1 and extra.logit.shape[2] == 1:
+        return extra.logit.flatten()
+    return extra.logit.expand(q.shape[:3])

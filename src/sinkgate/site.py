@@ -65,7 +65,9 @@ class Site:
         visibility: which keys each query sees.
         scale: multiplies q·k; default ``d ** -0.5``.
         softcap: scores become ``softcap * tanh(scores / softcap)`` before the mask.
-        sink_logit: a learned sink logit per head ``[heads]`` (``s_aux`` in transformers), not scaled.
+        sink_logit: a learned sink logit per head ``[heads]`` (``s_aux`` in transformers), not scaled; or, of an outlet's
+            key, one per query ``[b, heads, t]``.
+        sink_value: what that key writes, ``[b or 1, kv_heads, dv]``; None: nothing.
         lse: log Σ exp of the scores (and the sink logit) ``[b, heads, t]`` if the kernel gave it.
         output_map: how a head output is written; None where it is not known, with ``no_map_reason``.
         mapped: what entered the output map, ``[b, heads, t, dv]``, where it is not ``out`` (a gate).
@@ -80,7 +82,8 @@ class Site:
     visibility: Visibility
     scale: float | None = None
     softcap: float | None = None
-    sink_logit: Float[Tensor, " h"] | None = None
+    sink_logit: Tensor | None = None
+    sink_value: Float[Tensor, "b kv dv"] | None = None
     lse: Float[Tensor, "b h t"] | None = None
     output_map: OutputMap | None = None
     no_map_reason: str | None = None
@@ -102,8 +105,11 @@ class Site:
                 f"heads and length, q and k their last dimension; got q {list(self.q.shape)}, "
                 f"k {list(self.k.shape)}, v {list(self.v.shape)}"
             )
-        if self.sink_logit is not None and self.sink_logit.shape != (heads,):
-            raise ArgumentError(f"sink_logit must be [{heads}], one per head; got {list(self.sink_logit.shape)}")
+        if self.sink_logit is not None and tuple(self.sink_logit.shape) not in ((heads,), tuple(self.q.shape[:3])):
+            raise ArgumentError(
+                f"sink_logit must be [{heads}], one per head, or {list(self.q.shape[:3])}, one per query; "
+                f"got {list(self.sink_logit.shape)}"
+            )
         mask, real = self.visibility.mask, self.visibility.real
         batch = self.q.shape[0]
         if mask is not None and not (mask.shape[0] in (1, batch) and mask.shape[1] in (1, heads)):

@@ -164,6 +164,8 @@ def test_the_two_layouts_in_the_wild() -> None:
         (lambda: Gate("G6"), "position must be one of G1, G2, G3, G4, G5, got 'G6'"),
         (lambda: Gate(activation="tanh"), "activation must be one of"),
         (lambda: Gate(preserve=1.0, additive=True), "preserve=b₀ stands for"),
+        (lambda: Gate(preserve=0.0, activation="silu"), "silu\\(0.0\\), which is 0"),
+        (lambda: Gate(preserve=-1000.0), "which is 0; use 2.0"),
         (lambda: OutputGate(8, 2, 2, 4)(torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 9)), r"x must be \[batch, length, 8\]"),
         (lambda: split_query_and_gate(torch.zeros(3, 7), heads=2, kv_heads=1, head_dim=4, layout="per_head"), "x must have 16 features, got 7"),
         (lambda: split_query_and_gate(torch.zeros(3, 16), heads=2, kv_heads=1, head_dim=4, layout="odd"), "layout must be one of"),

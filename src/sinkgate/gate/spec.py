@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@cache
+def _start(activation: str, preserve: float, dtype: torch.dtype) -> tuple[float, float]:
+    """b₀ and act(b₀) as numbers that this dtype holds, so that the gate is exactly 1 at W = 0."""
+    bias = torch.tensor(preserve, dtype=dtype)
+    return bias.item(), ACTIVATIONS[activation](bias).item()
+
+
 @dataclass(frozen=True)
 class Gate:
     """``Y ⊙ act(X W)``, or ``Y + act(X W)`` where ``additive``; X is the layer's (pre-normed) hidden state.
@@ -44,7 +52,7 @@ class Gate:
         additive: add instead of multiply.
         input_dependent: False: the logits are parameters that no input moves, a distinct and weaker thing (mean
             first-token attention .364 against .048 in the paper).
-        preserve: b₀: the gate is ``σ(b₀ + XW) / σ(b₀)``, which is exactly 1 at W = 0: fits a trained model without
+        preserve: b₀: the gate is ``act(b₀ + XW) / act(b₀)``, which is exactly 1 at W = 0: fits a trained model without
             changing it, and still has a gradient for a moderate b₀.
     """
 
@@ -61,9 +69,11 @@ class Gate:
             raise ArgumentError(f"position must be one of {', '.join(POSITIONS)}, got {self.position!r}")
         if self.activation not in ACTIVATIONS:
             raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
-        if self.preserve is not None and (self.additive or self.activation != "sigmoid"):
+        if self.preserve is not None and self.additive:
+            raise ArgumentError("preserve=b₀ stands for act(b₀ + XW)/act(b₀): it needs additive=False")
+        if self.preserve is not None and ACTIVATIONS[self.activation](torch.tensor(float(self.preserve))).abs() < 1e-30:
             raise ArgumentError(
-                "preserve=b₀ stands for σ(b₀ + XW)/σ(b₀): it needs activation='sigmoid', additive=False"
+                f"preserve={self.preserve} divides by {self.activation}({self.preserve}), which is 0; use 2.0"
             )
 
     def heads(self, heads: int, kv_heads: int) -> int:
@@ -93,8 +103,12 @@ class Gate:
     def value(self, logits: Tensor) -> Tensor:
         """The gate's values from its logits, any shape."""
         if self.preserve is not None:
-            bias = torch.tensor(self.preserve, dtype=logits.dtype, device=logits.device)
-            return torch.sigmoid(logits + bias) / torch.sigmoid(bias)
+            act = ACTIVATIONS[self.activation]
+            if torch.compiler.is_compiling():
+                bias = torch.tensor(self.preserve, dtype=logits.dtype, device=logits.device)
+                return act(logits + bias) / act(bias)
+            shift, size = _start(self.activation, self.preserve, logits.dtype)
+            return act(logits + shift) / size
         return ACTIVATIONS[self.activation](logits)
 
     def apply(self, y: Tensor, logits: Tensor) -> Tensor:

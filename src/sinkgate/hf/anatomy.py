@@ -23,6 +23,7 @@ from sinkgate.hf import compat
 from sinkgate.hf.call import call_visibility, to_site
 from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.output import OutputFinder
+from sinkgate.hf.place import OUTLET
 from sinkgate.hf.register import OUR_NAMES, is_ours, listen, register, stop_listening
 from sinkgate.site import OutputMap
 
@@ -229,15 +230,20 @@ def forward(model: nn.Module, ids: Tensor, attention_mask: Tensor | None = None,
     return out.logits if hasattr(out, "logits") else out[0]
 
 
-def fingerprint(model: nn.Module) -> str:
-    """Twelve hex digits of the config and of 64 numbers of every parameter: which weights a record is about."""
+def fingerprint(model: nn.Module, *, outlets: bool = True) -> str:
+    """Twelve hex digits of the config and of 64 numbers of every parameter: which weights a record is about.
+
+    ``outlets=False`` leaves out what :func:`sinkgate.add_outlet` added: which model it was added to.
+    """
     config = {
         k: v
         for k, v in compat.config(model).to_dict().items()
-        if k not in ("transformers_version", "_name_or_path", "dtype")
+        if k not in ("transformers_version", "_name_or_path", "dtype", "architectures") and (outlets or k != OUTLET)
     }
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.state_dict().items():
+        if not outlets and "sinkgate_" in name:
+            continue
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         if isinstance(parameter, Tensor) and parameter.device.type != "meta" and parameter.numel():
             flat = parameter.detach().flatten()

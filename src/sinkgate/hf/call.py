@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sinkgate.call import EXTRA, extra_logits
 from sinkgate.masks import Visibility
 from sinkgate.site import OutputMap, Site
 
@@ -44,9 +45,14 @@ def to_site(
     """A site from the arguments of an attention function (its output comes as ``[b, t, heads, dv]``)."""
     if lse is not None and lse.shape != q.shape[:3]:
         lse = None
-    sinks = kwargs.get("s_aux")
+    sinks, written = kwargs.get("s_aux"), None
+    extra = kwargs.get(EXTRA)
+    if extra is not None:
+        sinks, written = extra_logits(extra, q, k, kwargs.get("scaling")), extra.value
+    elif sinks is not None:
+        sinks = sinks.reshape(-1)
     return Site(
         layer=layer, q=q, k=k, v=v, out=out.transpose(1, 2), visibility=seen, scale=kwargs.get("scaling"),
-        softcap=kwargs.get("softcap"), sink_logit=None if sinks is None else sinks.reshape(-1), lse=lse,
+        softcap=kwargs.get("softcap"), sink_logit=sinks, sink_value=written, lse=lse,
         output_map=output_map, no_map_reason=no_map_reason,
     )  # fmt: skip

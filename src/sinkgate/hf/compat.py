@@ -103,6 +103,12 @@ def cached_tokens(kwargs: dict[str, Any]) -> int:
     return 0
 
 
+def forward_embedding(model: torch.nn.Module, embedding: torch.Tensor, position: int) -> None:
+    """One pass over one token given as an embedding ``[1, 1, D]``, at a position, without a cache."""
+    where = torch.tensor([[position]], device=embedding.device)
+    model(inputs_embeds=embedding, position_ids=where, use_cache=False)
+
+
 def module_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleList]]:
     """Every ModuleList of a model, by name."""
     for name, module in model.named_modules():

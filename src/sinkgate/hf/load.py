@@ -40,6 +40,8 @@ from sinkgate.hf.fetch import (
     known_models,
     no_such_model,
 )
+from sinkgate.hf.outlet_files import JSON, is_outlet_key, load_outlet
+from sinkgate.hf.place import OUTLET
 
 __all__ = ["Loaded", "known_models", "load"]
 
@@ -202,6 +204,8 @@ def _from_folder(folder: Path, options: dict[str, Any]) -> tuple[PreTrainedModel
     _check_weight_files(folder)
     _check_tokenizer_files(folder, options["trust_remote_code"])
     model = _read_model(folder, config, str(folder), {**options, "use_safetensors": True})
+    if hasattr(config, OUTLET) or (folder / JSON).exists():
+        load_outlet(model, folder)
     return model, _read_tokenizer(folder, str(folder), {"trust_remote_code": options["trust_remote_code"]})
 
 
@@ -393,7 +397,7 @@ def _read_model(folder: Path, config: Any, label: str, options: dict[str, Any]) 
         )
     if info.get("error_msgs"):
         raise ModelError(f"the model in {label} cannot be read: {first_line(ValueError(info['error_msgs'][0]))}")
-    if unused := sorted(info["unexpected_keys"]):
+    if unused := sorted(n for n in info["unexpected_keys"] if not (hasattr(config, OUTLET) and is_outlet_key(n))):
         what = f"{len(unused)} weights in the files are not used by {type(model).__name__}"
         warnings.warn(f"{label}: {what} ({_few(unused)})", stacklevel=4)
     return model

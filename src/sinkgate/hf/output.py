@@ -66,6 +66,19 @@ class OutputFinder:
             break
         else:
             raise _NoMap(failed[0])
+        taken = candidate[2]
+        inner = {id(m) for m in module.modules()}
+        others = [
+            m[1] for m in candidates
+            if m[1] is not module and id(m[1]) not in inner and not any(part is module for part in m[1].modules())
+            and m[2].data_ptr() == taken.data_ptr() and m[2].shape == taken.shape
+            and not isinstance(m[1], nn.Dropout | nn.Identity)
+        ]  # fmt: skip
+        if others:
+            raise _NoMap(
+                f"{1 + len(others)} modules of {layer.name} take its head outputs: "
+                + ", ".join(type(m).__name__ for m in (module, *others))
+            )
         norm, gain = self._norm_behind(later, module, written, inside)
         if norm is not None and gain is None:
             composed = _affine_weight(nn.Sequential(module, norm), width, call.out)

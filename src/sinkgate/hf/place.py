@@ -15,16 +15,28 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sinkgate.call import SOFTMAX, Call, Extra, with_sink
+from sinkgate.call import EXTRA, SOFTMAX, Call, Extra, with_sink
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.weighting import Weighting
 from sinkgate.weighting.softmax import Softmax
 
-__all__ = ["OUTLET", "Act", "Batch", "Place", "at", "attend", "gated", "placed", "to_call", "weighted"]
+__all__ = [
+    "OUTLET",
+    "Act",
+    "Batch",
+    "Place",
+    "at",
+    "attend",
+    "extended",
+    "gated",
+    "placed",
+    "put",
+    "to_call",
+    "weighted",
+]
 
 PLACE, OUTLET = "_sinkgate_place", "sinkgate_outlet"
-EXTRA = "sinkgate_extra"  # the keyword under which an outlet's key reaches the attention function
 
 # Keyword tensors that a call honours or that say nothing about its scores. Others of three dimensions or more (a position
 # bias, an index of chosen keys) would change the scores; smaller ones (the loss's num_items_in_batch) pass through.
@@ -73,8 +85,9 @@ class Place:
 
 
 def at(module: nn.Module) -> tuple[Place | None, Any]:
-    """The place and the outlet of a module, or None."""
-    return getattr(module, PLACE, None), getattr(module, OUTLET, None)
+    """The place and the outlet of a module, or None (as for an outlet that is not active)."""
+    outlet = getattr(module, OUTLET, None)
+    return getattr(module, PLACE, None), outlet if outlet is not None and outlet.active else None
 
 
 def to_call(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any],
@@ -203,10 +216,38 @@ def _flat(sinks: Tensor | None) -> Tensor | None:
     return None if sinks is None else sinks.reshape(-1)
 
 
+def extended(outlet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of an attention call with the outlet's key among them, if it adds one."""
+    q, k, v = (*args[:3], *(kwargs[n] for n in ("query", "key", "value")[len(args[:3]) :]))
+    scale = kwargs.get("scaling")
+    extra = outlet.extra(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
+    return kwargs if extra is None else {**kwargs, EXTRA: extra}
+
+
 def gated(outlet: Any, result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
     """The head outputs ``[b, t, h, dv]`` behind an outlet's gate at G1."""
     out = outlet.gate_output(result[0])
     return (out, result[1])
+
+
+# ---- a pass that nobody watches -----------------------------------------------------------------------------------
+
+_aside: list[nn.Module] = []  # models that run a pass of an outlet's own just now
+
+
+@contextmanager
+def aside(model: nn.Module) -> Iterator[None]:
+    """Inside, passes of ``model`` are an outlet's own business: no reading is shown them, no act concerns them."""
+    _aside.append(model)
+    try:
+        yield
+    finally:
+        _aside.remove(model)
+
+
+def is_aside() -> bool:
+    """Whether such a pass is under way."""
+    return bool(_aside)
 
 
 # ---- putting places there -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from sinkgate.errors import UnsupportedError
 from sinkgate.hf.anatomy import Anatomy, Layer, forward, reading
 from sinkgate.hf.call import call_visibility, to_site
 from sinkgate.hf.kernel_lse import KernelLSE
+from sinkgate.hf.place import is_aside
 from sinkgate.masks import Visibility
 from sinkgate.site import Site
 
@@ -156,6 +157,8 @@ class Reader:
 
     def _before(self, depth: int) -> Callable[..., None]:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_aside():
+                return
             hidden = args[0] if args else kwargs.get("hidden_states")
             self._show_stream(depth, hidden)
 
@@ -163,7 +166,8 @@ class Reader:
 
     def _after(self, depth: int) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            self._show_stream(depth, output[0] if isinstance(output, tuple) else output)
+            if not is_aside():
+                self._show_stream(depth, output[0] if isinstance(output, tuple) else output)
 
         return hook
 

@@ -17,7 +17,7 @@ import torch
 from sinkgate.call import SOFTMAX
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
-from sinkgate.hf.place import at, attend, gated, weighted
+from sinkgate.hf.place import at, attend, extended, gated, is_aside, weighted
 from sinkgate.weighting import Weighting, as_weighting, names
 
 __all__ = ["OUR_NAMES", "is_ours", "listen", "register", "stop_listening"]
@@ -105,11 +105,15 @@ def _attend(
 ) -> Any:
     """``function`` computes ``weighting``; what stands at the module may want something else."""
     place, outlet = at(module)
+    if is_aside():
+        if outlet is not None:
+            extended(outlet, args, kwargs)  # it notes its token's key and value
+        return function(module, *args, **kwargs)
     listener = _listeners.get(id(module))
     if place is not None or outlet is not None:
         function = partial(attend, place, function, weighting)
         if outlet is not None:
-            kwargs = outlet.described(kwargs, *args)
+            kwargs = extended(outlet, args, kwargs)
     if listener is None:
         result = function(module, *args, **kwargs)
     else:

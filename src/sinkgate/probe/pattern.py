@@ -125,7 +125,7 @@ class _Rows:
             layer=0, q=site.q[:, self.head : self.head + 1, rows], k=site.k[:, kv : kv + 1], v=site.v[:, kv : kv + 1],
             out=site.out[:, self.head : self.head + 1, rows], scale=site.scale, softcap=site.softcap,
             visibility=Visibility(len(rows), keys, causal=False, mask=mask.expand(1, 1, -1, -1)),
-            sink_logit=None if site.sink_logit is None else site.sink_logit[self.head : self.head + 1],
+            sink_logit=_sink_of(site, self.head, rows),
         )  # fmt: skip
         self.weights = torch.zeros(len(rows), keys)
         self.learned = torch.zeros(len(rows))
@@ -137,3 +137,10 @@ class _Rows:
 
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
         """Hidden states are not wanted here."""
+
+
+def _sink_of(site: Site, head: int, rows: Tensor) -> Tensor | None:
+    """A head's learned sink logit, for these queries where there is one for each."""
+    if site.sink_logit is None or site.sink_logit.ndim == 1:
+        return None if site.sink_logit is None else site.sink_logit[head : head + 1]
+    return site.sink_logit[:, head : head + 1, rows]

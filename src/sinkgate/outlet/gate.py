@@ -1,0 +1,73 @@
+"""An output gate at one layer of a trained model, at G1 to G5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sinkgate.errors import ArgumentError
+from sinkgate.gate import Gate
+from sinkgate.nn.gate import OutputGate
+from sinkgate.outlet.base import LayerOutlet, Sizes
+
+__all__ = ["GateOutlet", "check_start"]
+
+
+def check_start(gate: Gate) -> None:
+    """Refuse a gate that would change a trained model before it is trained.
+
+    Raises:
+        ArgumentError: says which setting keeps the model.
+    """
+    if gate.additive and gate.activation not in ("silu", "centred_sigmoid"):
+        raise ArgumentError(
+            f"an additive {gate.activation} gate adds a constant at W = 0; use activation='silu' or 'centred_sigmoid', which "
+            "are 0 there"
+        )
+    if not gate.additive and gate.preserve is None:
+        raise ArgumentError(
+            f"a bare {gate.activation} gate multiplies a trained layer's output by its value at W = 0; give preserve=2.0, "
+            "which divides by that value"
+        )
+
+
+class GateOutlet(LayerOutlet):
+    """``Y ⊙ act(b₀ + XW)/act(b₀)`` or ``Y + act(XW)``, with W = 0 before training.
+
+    At G1 it gates inside the attention function; at G2 to G5 :mod:`sinkgate.hf.outlet` hooks it to the modules that make
+    values, keys, queries and what is written.
+
+    Args:
+        sizes: see the base.
+        heads: see the base (key-value heads at G2 and G3).
+        spec: the gate.
+    """
+
+    def __init__(self, sizes: Sizes, heads: Sequence[int] | None, spec: Gate) -> None:
+        check_start(spec)
+        super().__init__(sizes, None)
+        self.spec = spec
+        width = {"G1": sizes.value_dim, "G2": sizes.value_dim}.get(spec.position, sizes.head_dim)
+        self.gate = OutputGate(sizes.dim, sizes.heads, sizes.kv_heads, width, spec, zero_init=True)
+        count = spec.heads(sizes.heads, sizes.kv_heads)
+        on = torch.zeros(count, dtype=torch.bool)
+        on[list(range(count)) if heads is None else list(heads)] = True
+        self.register_buffer("on", on, persistent=False)
+        self.everywhere = bool(on.all())
+
+    def apply_to(self, y: Tensor, heads: int) -> Tensor:
+        """``y`` ``[b, t, heads, width]`` (``heads`` 1 at G5) behind the gate."""
+        assert self.x is not None
+        x = self.x
+        gate = self.gate
+        flat = gate.proj(x) if gate.proj is not None else gate.logits.expand(*x.shape[:2], -1)  # type: ignore[union-attr]
+        count = 1 if self.spec.shared else heads
+        logits = flat.unflatten(-1, (count, -1))
+        gated = self.spec.apply(y, logits)
+        return gated if self.everywhere else torch.where(self.on[:, None], gated, y)
+
+    def gate_output(self, out: Tensor) -> Tensor:
+        """See the base."""
+        return self.apply_to(out, out.shape[2]) if self.spec.position == "G1" else out
