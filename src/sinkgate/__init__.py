@@ -57,6 +57,10 @@ _WHERE = {
     "KeyBias": "sinkgate.outlet",
     "KVBias": "sinkgate.outlet",
     "SinkToken": "sinkgate.outlet",
+    "train_outlet": "sinkgate.lab.train_outlet",
+    "TrainedOutlet": "sinkgate.lab.train_outlet",
+    "OutletConfig": "sinkgate.lab.outlet",
+    "LoopConfig": "sinkgate.lab.loop",
     "acting": "sinkgate.interventions",
     "intervene": "sinkgate.interventions",
     "capture": "sinkgate.interventions",
@@ -108,6 +112,10 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.interventions import capture as capture
     from sinkgate.interventions import intervene as intervene
     from sinkgate.interventions import repeated_tokens as repeated_tokens
+    from sinkgate.lab.loop import LoopConfig as LoopConfig
+    from sinkgate.lab.outlet import OutletConfig as OutletConfig
+    from sinkgate.lab.train_outlet import TrainedOutlet as TrainedOutlet
+    from sinkgate.lab.train_outlet import train_outlet as train_outlet
     from sinkgate.masks import Visibility as Visibility
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain

@@ -101,7 +101,7 @@ def test_softcap_and_a_key_per_query_do_not_go_together() -> None:
     model(x)
     sg.remove_outlet(model)
     sg.add_outlet(model, "key_bias")
-    with pytest.raises(UnsupportedError, match="softcap.*a sink_logit or a gate"):
+    with pytest.raises(UnsupportedError, match=r"softcap.*a sink_logit or a gate"):
         model(x)
 
 

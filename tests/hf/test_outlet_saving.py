@@ -62,7 +62,7 @@ def test_with_the_model(kind: Any, tmp_path: Path) -> None:
     assert fingerprint(loaded) == fingerprint(model)
     with torch.no_grad():
         # a token alone is a product of one row, whose bits follow the weights' place in memory
-        torch.testing.assert_close(forward(loaded, x), forward(model, x), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(forward(loaded, x), forward(model, x), rtol=1e-5, atol=1e-5)
     sg.remove_outlet(loaded)
     sg.remove_outlet(model)
     with torch.no_grad():

@@ -1,0 +1,356 @@
+"""``sg.train_outlet``: an outlet trained, what it took over, and the same on random heads beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sinkgate.errors import ArgumentError, OutputError, RecordError, TextError
+from sinkgate.evaluate.score import score
+from sinkgate.hf import compat
+from sinkgate.hf.anatomy import Anatomy, fingerprint, forward, trace
+from sinkgate.hf.layers import evaluating
+from sinkgate.hf.outlet import add_outlet, outlets, remove_outlet
+from sinkgate.hf.outlet_files import save_outlet
+from sinkgate.hf.reading import Reader
+from sinkgate.interventions.acting import acting
+from sinkgate.interventions.acts import Evict
+from sinkgate.lab.loop import LoopConfig, train
+from sinkgate.lab.outlet import OutletConfig, OutletTask, frozen
+from sinkgate.outlet import as_outlet, to_json
+from sinkgate.outlet.registry import Spec
+from sinkgate.probe.diagnose import diagnose
+from sinkgate.probe.rows import read_rows
+from sinkgate.probe.text import Text, bos_prefix, pieces
+from sinkgate.record import Diagnosis, student_interval
+from sinkgate.site import Site
+from sinkgate.storage import jsonable, write_atomically
+
+__all__ = ["Measured", "TrainedOutlet", "train_outlet"]
+
+FORMAT, VERSION = "sinkgate.trained_outlet", 1
+Progress = Callable[[str, dict[str, Any]], None]
+
+
+def _nats(interval: Any) -> str:
+    mean, low, high = (float(x) for x in (interval.mean, interval.low, interval.high))
+    return f"{mean:+.3f}" if math.isnan(low) else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+@dataclass
+class Measured:
+    """A model on held-out texts, per text.
+
+    Args:
+        loss: nats per token behind the burn-in.
+        evicted: the same with the first tokens evicted from the burn-in on.
+        first_mass: mean weight on the first token over layers, heads and queries.
+        outlet_mass: mean weight that the outlet takes.
+    """
+
+    loss: list[float]
+    evicted: list[float]
+    first_mass: list[float]
+    outlet_mass: list[float]
+
+
+@dataclass
+class TrainedOutlet:
+    """Result of :func:`sinkgate.train_outlet`.
+
+    Args:
+        meta: model, outlet, settings, heads, texts.
+        before: without the outlet.
+        after: with the trained outlet.
+        control: with the same outlet trained as long on random other heads; None where there was none.
+    """
+
+    meta: dict[str, Any]
+    before: Measured
+    after: Measured
+    control: Measured | None = None
+    control_heads: list[list[int]] = field(default_factory=list)
+
+    def cost(self, of: Measured) -> Any:
+        """What evicting the first tokens costs: mean change of the loss, with its interval over texts."""
+        return student_interval(np.array(of.evicted) - np.array(of.loss))
+
+    def change(self, of: Measured) -> Any:
+        """Change of the held-out loss against the model without an outlet, paired by text."""
+        return student_interval(np.array(of.loss) - np.array(self.before.loss))
+
+    def taken_over(self, of: Measured) -> float:
+        """Share of the eviction's cost, against the untouched model with everything, that is gone."""
+        whole = np.mean(self.before.evicted) - np.mean(self.before.loss)
+        left = np.mean(of.evicted) - np.mean(self.before.loss)
+        return float(1 - left / whole) if whole > 0 else math.nan
+
+    def save(self, path: Path) -> None:
+        """As JSON, written beside and renamed."""
+        data = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(jsonable(data), indent=1, ensure_ascii=False).encode())
+        except OSError as err:
+            raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TrainedOutlet:
+        """Open a saved one.
+
+        Raises:
+            RecordError: there is none, or it is damaged.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            if data.pop("format") != FORMAT or data.pop("version") != VERSION:
+                raise RecordError(f"{path} is no trained outlet of version {VERSION}")
+            for name in ("before", "after", "control"):
+                data[name] = None if data[name] is None else Measured(**data[name])
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            raise RecordError(f"{path} is not a readable record of a trained outlet: {err}") from err
+
+    def verdict(self) -> str:
+        """The answer in a sentence."""
+        cost, share = self.cost(self.before), self.taken_over(self.after)
+        end = f"After {self.meta['loop']['steps']} steps eviction leaves {np.mean(self.after.evicted) - np.mean(self.before.loss):+.3f} nats over the untouched model"
+        if float(cost.low) <= 0 or math.isnan(share):
+            return "Evicting the first tokens costs nothing that can be told here, so there is nothing to take over."
+        told = "takes over" if share > 0.8 else "takes over in part" if share > 0.2 else "does not take over"
+        beside = ""
+        if self.control is not None:
+            beside = f"; on as many random other heads: {self.taken_over(self.control):.0%}"
+        return f"{end}: the outlet {told} ({share:.0%} of what eviction cost is gone{beside})."
+
+    def __str__(self) -> str:
+        rows = [("without", self.before), ("with the outlet", self.after)]
+        rows += [("on random heads", self.control)] if self.control is not None else []
+        meta = self.meta
+        heads = "all heads" if meta["heads"] is None else f"{len(meta['heads'])} heads"
+        lines = [
+            f"{meta['model']['name']}: {meta['outlet']['kind']} on {heads}, {meta['parameters']:,} parameters, "
+            f"{meta['loop']['steps']} steps of {meta['task']['tokens']} tokens; {len(self.before.loss)} held-out texts",
+            "", self.verdict(), "",
+            f"{'':>16} {'loss':>8} {'change [95%]':>26} {'first evicted':>14} {'its cost [95%]':>26} {'first token':>11} {'outlet':>7}",
+        ]  # fmt: skip
+        for name, row in rows:
+            change = "" if row is self.before else _nats(self.change(row))
+            lines.append(
+                f"{name:>16} {np.mean(row.loss):8.4f} {change:>26} {np.mean(row.evicted):14.4f} {_nats(self.cost(row)):>26} "
+                f"{np.mean(row.first_mass):11.3f} {np.mean(row.outlet_mass):7.3f}"
+            )
+        return "\n".join(lines)
+
+
+def train_outlet(
+    model: str | nn.Module,
+    tokenizer: Any = None,
+    texts: Iterable[str | Text] | None = None,
+    *,
+    held_out: Iterable[str | Text] | None = None,
+    outlet: str | Spec = "kv_bias",
+    heads: str | Sequence[Sequence[int]] = "sinks",
+    loop: LoopConfig | None = None,
+    task: OutletConfig | None = None,
+    samples: int = 8,
+    control: bool = True,
+    threshold: float = 0.3,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    name: str | None = None,
+    progress: Progress | None = None,
+    **loading: Any,
+) -> TrainedOutlet:
+    """Train an outlet (and nothing else, unless ``task.also`` says so) and report what it took over from the first token.
+
+    The model keeps the trained outlet. The paired control is the same outlet on as many random heads that are no sink
+    heads, trained for the same steps on the same texts, then taken away.
+
+    Args:
+        model: a name or a loaded model without an outlet.
+        tokenizer: of a loaded model.
+        texts: to train on.
+        held_out: to report on; default: the last texts are held out of training.
+        outlet: see :func:`sinkgate.add_outlet`.
+        heads: ``sinks`` (those whose first-token mass is over the threshold), ``all``, or ``(layer, head)`` pairs.
+        loop: steps, learning rate, schedule; default: 150 steps at 0.02.
+        task: lengths, losses, eviction, aids.
+        samples: held-out texts.
+        control: whether to train the control too.
+        threshold: of a sink head.
+        out: gets the outlet, the logs and checkpoints of both runs, and ``trained.json``.
+        resume: go on after a kill.
+        name: what the record calls the model.
+        progress: called with the run's name and each line of its log.
+        loading: dtype, device, trust_remote_code of a model given by name.
+
+    Raises:
+        ArgumentError: a setting; no head is a sink (say ``heads="all"``).
+        TextError: too little text.
+        OutputError: ``out`` holds another run and ``resume`` is False.
+    """
+    loop = loop or LoopConfig(steps=150, lr=0.02, warmup=5, save_every=25)
+    task = task or OutletConfig()
+    spec = as_outlet(outlet)
+    source: dict[str, Any] = {}
+    if isinstance(model, str):
+        from sinkgate.hf.load import load
+
+        name = name or model
+        loaded = load(model, **loading)
+        net, tokenizer, source = loaded.model, tokenizer or loaded.tokenizer, loaded.source
+    else:
+        net = model
+    if tokenizer is None:
+        raise ArgumentError("a loaded model needs its tokenizer: train_outlet(model, tokenizer, texts)")
+    folder = None if out is None else Path(out)
+    prefix, bos = bos_prefix(tokenizer, "auto")
+    training, held = _texts(texts, held_out)
+    ids = torch.tensor([i for t in training for i in _tokens(tokenizer, t)])
+    parts, _ = pieces(tokenizer, held, tokens=task.tokens, samples=samples)
+    parts = [p for p in parts if len(p.ids) > task.burn_in + 1]
+    if not parts:
+        raise TextError(f"no held-out text reaches behind the burn-in of {task.burn_in} tokens; give longer text")
+    held_ids = [torch.tensor(p.ids, device=compat.input_device(net)) for p in parts]
+    with evaluating(net):
+        anatomy = trace(net, held_ids[0][None, :32])
+        d = diagnose(net, tokenizer, training, tokens=task.tokens, samples=4, detail="first")
+        assert isinstance(d, Diagnosis)
+        chosen = _heads(d, heads, threshold)
+        before = _measure(anatomy, held_ids, task)
+        levels = torch.stack([ids[i : i + 256] for i in range(0, min(len(ids) - 256, 1024), 256)] or [ids])
+        marked = _sinks(d, threshold)
+
+        def run(which: str, some: list[tuple[int, int]] | None) -> Measured:
+            add_outlet(net, spec, heads=some, ids=levels.to(compat.input_device(net)))
+            job = OutletTask(net, ids, task, loop.steps, marked)
+            where = None if folder is None else folder / which
+            with frozen(net, list(job.parameters().values())):
+                train(
+                    job, loop, where, resume=resume and where is not None, multipliers=job.multipliers(),
+                    progress=None if progress is None else lambda line: progress(which, line),
+                )  # fmt: skip
+            return _measure(anatomy, held_ids, task)
+
+        other = None
+        others = _random_others(d, chosen, threshold, task.seed) if control else []
+        if others:
+            kept = {n: p.detach().clone() for n, p in net.named_parameters()} if task.also else {}
+            other = run("control", others)
+            remove_outlet(net)
+            with torch.no_grad():
+                for n, p in net.named_parameters():
+                    if n in kept:
+                        p.copy_(kept[n])
+        after = run("outlet", chosen)
+    meta = {
+        "model": {
+            "name": name or getattr(compat.config(net), "_name_or_path", "") or type(net).__name__,
+            "class": type(net).__name__, "fingerprint": fingerprint(net, outlets=False), "source": source, "bos": bos,
+        },
+        "outlet": to_json(spec), "heads": None if chosen is None else [list(h) for h in chosen],
+        "parameters": outlets(net).parameters, "loop": loop.to_json(), "task": task.to_json(),
+        "training_tokens": len(ids), "prefix": len(prefix), "held_out": [p.source for p in parts],
+        "control": "none" if not others else f"{len(others)} random heads that are no sinks",
+    }  # fmt: skip
+    result = TrainedOutlet(meta, before, after, other, [list(h) for h in others])
+    if folder is not None:
+        save_outlet(net, folder)
+        result.save(folder / "trained.json")
+    return result
+
+
+def _texts(texts: Any, held_out: Any) -> tuple[list[str | Text], list[str | Text]]:
+    if texts is None:
+        from sinkgate.probe.text import default_texts
+
+        texts = default_texts(24)
+    given: list[str | Text] = [texts] if isinstance(texts, str | Text) else list(texts)
+    if held_out is not None:
+        return given, [held_out] if isinstance(held_out, str | Text) else list(held_out)
+    if len(given) > 1:
+        keep = max(1, len(given) // 3)
+        return given[:-keep], given[-keep:]
+    content = given[0] if isinstance(given[0], str) else given[0].content
+    source = "text" if isinstance(given[0], str) else given[0].source
+    cut = int(len(content) * 0.8)
+    return [Text(source, content[:cut])], [Text(f"{source}, its last fifth", content[cut:])]
+
+
+def _tokens(tokenizer: Any, text: str | Text) -> list[int]:
+    content = text if isinstance(text, str) else text.content
+    return [int(i) for i in tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]]
+
+
+def _heads(d: Diagnosis, heads: Any, threshold: float) -> list[tuple[int, int]] | None:
+    if isinstance(heads, str):
+        if heads == "all":
+            return None
+        if heads != "sinks":
+            raise ArgumentError(f"heads must be 'sinks', 'all' or (layer, head) pairs, got {heads!r}")
+        found = _sinks(d, threshold)
+        if not found:
+            raise ArgumentError(
+                f"no head puts more than {threshold} on the first token; say heads='all' or a lower threshold"
+            )
+        return found
+    return [(int(i), int(h)) for i, h in heads]
+
+
+def _sinks(d: Diagnosis, threshold: float) -> list[tuple[int, int]]:
+    return [(int(i), int(h)) for i, h in np.argwhere(np.nan_to_num(d.first_token_mass) > threshold)]
+
+
+def _random_others(
+    d: Diagnosis, chosen: list[tuple[int, int]] | None, threshold: float, seed: int
+) -> list[tuple[int, int]]:
+    """As many heads that are no sinks, or all of them if they are fewer; none where the outlet is everywhere."""
+    if chosen is None:
+        return []
+    mass = np.nan_to_num(d.first_token_mass, nan=1.0)
+    rest = [(int(i), int(h)) for i, h in np.argwhere(mass <= threshold) if (int(i), int(h)) not in set(chosen)]
+    order = np.random.default_rng(seed).permutation(len(rest))[: len(chosen)]
+    return sorted(rest[i] for i in order)
+
+
+class _Masses:
+    """Mean weight on the first token and on the outlet, over layers, heads and queries."""
+
+    def __init__(self) -> None:
+        self.first, self.outlet, self.sites = 0.0, 0.0, 0
+
+    def site(self, site: Site) -> None:
+        rows = read_rows(site, full=False)
+        self.first += float(rows.first.mean())
+        self.outlet += 0.0 if rows.learned is None else float(rows.learned.mean())
+        self.sites += 1
+
+    def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
+        """Not looked at."""
+
+
+@torch.no_grad()
+def _measure(anatomy: Anatomy, texts: list[Tensor], task: OutletConfig) -> Measured:
+    """Loss with and without the first tokens, and where the weight goes."""
+    model, found = anatomy.model, Measured([], [], [], [])
+    for ids in texts:
+        found.loss.append(score(forward(model, ids[None])[0], ids, start=task.burn_in).loss)
+        with acting(model, Evict(task.evicted, task.burn_in)):
+            found.evicted.append(score(forward(model, ids[None])[0], ids, start=task.burn_in).loss)
+        masses = _Masses()
+        reader = Reader(anatomy, masses, stream=False, writes=False)
+        with reader.open():
+            reader.run(ids[None])
+        found.first_mass.append(masses.first / masses.sites)
+        found.outlet_mass.append(masses.outlet / masses.sites)
+    return found
