@@ -3,7 +3,20 @@
 import importlib
 import sys
 
-NAMES = ("startup", "load", "models", "diagnose", "long", "ops", "gpu")
+NAMES = (
+    "startup",
+    "load",
+    "models",
+    "diagnose",
+    "long",
+    "ops",
+    "gpu",
+    "intervene",
+    "fold",
+    "outlets",
+    "train_outlet",
+    "aids",
+)
 
 for name in sys.argv[1:] or NAMES:
     if name not in NAMES:

@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS
+from benchmarks.tables import TABLES as MORE
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "README.zh-CN.md", "docs/measures.md", "docs/weightings.md", "docs/log.md")
+DOCUMENTS = (
+    "README.md",
+    "README.zh-CN.md",
+    "docs/measures.md",
+    "docs/weightings.md",
+    "docs/log.md",
+    "docs/interventions.md",
+    "docs/outlets.md",
+)
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),
     "first": ("`--detail first`: mass, split, margin, sink rate of the first four keys", "`--detail first`：前四个键的质量、拆分、间隔与汇率"),
@@ -181,6 +190,7 @@ TABLES: dict[str, Callable[[bool], str]] = {
     "growth": growth,
     "closed": closed,
     "others": others,
+    **MORE,
 }
 
 

@@ -438,9 +438,9 @@ class Diagnosis:
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report: one HTML file that works offline and asks no host for anything."""
+        from sinkgate.files import write_atomically
         from sinkgate.report.html import render
         from sinkgate.report.payload import payload
-        from sinkgate.storage import write_atomically
 
         path = Path(path)
         try:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinkgate.errors import RecordError
+from sinkgate.files import write_atomically
 from sinkgate.record import Diagnosis
 from sinkgate.schema import VERSION
-from sinkgate.storage import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

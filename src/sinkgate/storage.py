@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sinkgate.errors import OutputError, RecordError
+from sinkgate.files import jsonable, write_atomically
 from sinkgate.record import Array, Diagnosis, top_massive
 from sinkgate.schema import FORMAT, INTEGER_ROWS, SCHEMA, VERSION, Settings, bins, required
 
-__all__ = ["jsonable", "load", "merge", "save", "write_atomically"]
+__all__ = ["load", "merge", "save"]
 
 
 def save(d: Diagnosis, directory: Path) -> Path:
@@ -120,34 +119,6 @@ def merge(d: Diagnosis, other: Diagnosis) -> Diagnosis:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside, flush to disk, then rename: the final name never holds half a file."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def jsonable(value: Any) -> Any:
-    """JSON with null for NaN and infinity."""
-    if isinstance(value, dict):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(v) for v in value]
-    if isinstance(value, float | np.floating):
-        return float(value) if np.isfinite(value) else None
-    if isinstance(value, np.integer):
-        return int(value)
-    return value
 
 
 def _add_padded(a: Array, b: Array) -> Array:

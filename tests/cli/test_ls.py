@@ -9,15 +9,17 @@ import pytest
 from sinkgate.cli import main
 from sinkgate.gate import POSITIONS
 from sinkgate.ops.select import IMPLEMENTATIONS
+from sinkgate.outlet import KINDS
 from sinkgate.weighting import REGISTRY
 
 
 def test_everything_registered_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["weightings", "gates", "implementations", "policies", "models"]
+    assert list(found) == ["weightings", "gates", "outlets", "implementations", "policies", "models"]
     assert list(found["weightings"]) == list(REGISTRY)
     assert set(POSITIONS) <= set(found["gates"])
+    assert list(found["outlets"]) == list(KINDS)
     assert list(found["implementations"]) == list(IMPLEMENTATIONS)
     assert "smollm2-135m" in found["models"]
     assert all(line for kind in found.values() for line in kind.values())

@@ -308,6 +308,17 @@ def test_set_weighting_stays_and_is_undone() -> None:
         assert torch.equal(forward(model, x), before)
 
 
+def test_a_probe_says_why_it_cannot_read_a_swapped_model() -> None:
+    from sinkgate.hf.anatomy import trace
+
+    model = tiny("llama")
+    with sg.swap(model, "softpick"), pytest.raises(UnsupportedError, match="a swap or an act is under way"):
+        trace(model, ids(20))
+    sg.register()
+    with pytest.raises(UnsupportedError, match="attn_implementation='sinkgate_softpick'"):
+        trace(tiny("llama", attn="sinkgate_softpick"), ids(20))
+
+
 def test_errors() -> None:
     model = tiny("llama")
     for arguments, words in (

@@ -107,8 +107,8 @@ def summary(d: Any) -> dict[str, Any]:
     """What ``--json`` prints: numbers with their null and interval, the strongest heads, the sinks."""
     from dataclasses import asdict
 
+    from sinkgate.files import jsonable
     from sinkgate.report.summary import strongest
-    from sinkgate.storage import jsonable
 
     mean = d.mean_mass()
     return jsonable(

@@ -10,7 +10,9 @@ __all__ = ["arguments", "listing", "run"]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
-    parser.add_argument("kind", nargs="?", help="only this: weightings, gates, implementations, policies or models")
+    parser.add_argument(
+        "kind", nargs="?", help="only this: weightings, gates, outlets, implementations, policies or models"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -20,6 +22,7 @@ def listing() -> dict[str, dict[str, str]]:
     from sinkgate.hf.fetch import known_models
     from sinkgate.ops.native.ops import unavailable
     from sinkgate.ops.select import IMPLEMENTATIONS
+    from sinkgate.outlet import KINDS
     from sinkgate.weighting import as_weighting, names
 
     weightings = {}
@@ -35,10 +38,15 @@ def listing() -> dict[str, dict[str, str]]:
     return {
         "weightings": weightings,
         "gates": {**POSITIONS, "activations": ", ".join(ACTIVATIONS)},
+        "outlets": {name: _first_line(kind) for name, (kind, _) in KINDS.items()},
         "implementations": implementations,
         "policies": {},
         "models": {name: model.description for name, model in known_models().items()},
     }
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").splitlines()[0].rstrip(".").replace("``", "")
 
 
 def run(args: argparse.Namespace) -> int:

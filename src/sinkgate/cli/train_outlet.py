@@ -80,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
     held = None if args.held_out is None else read_texts(args.held_out)
     heads = _heads(args.heads)
     out = None if args.out is None else writable(Path(args.out))
+    from sinkgate.files import jsonable
     from sinkgate.lab.loop import LoopConfig
     from sinkgate.lab.outlet import OutletConfig
     from sinkgate.lab.train_outlet import train_outlet
-    from sinkgate.storage import jsonable
 
     loop = LoopConfig(
         steps=args.steps, lr=args.lr, schedule=args.schedule, warmup=min(args.warmup, args.steps - 1),

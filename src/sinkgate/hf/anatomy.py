@@ -23,7 +23,7 @@ from sinkgate.hf import compat
 from sinkgate.hf.call import call_visibility, to_site
 from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.output import OutputFinder
-from sinkgate.hf.place import OUTLET
+from sinkgate.hf.place import OUTLET, at
 from sinkgate.hf.register import OUR_NAMES, is_ours, listen, register, stop_listening
 from sinkgate.site import OutputMap
 
@@ -354,16 +354,26 @@ def _describe(layer: Layer, call: _Call, finder: OutputFinder, ids: torch.Size) 
     error = float((rebuilt - site.out.float()).norm() / site.out.float().norm().clamp_min(1e-30))
     limit = REBUILD.get(call.out.dtype, 1e-4)
     if error > limit:  # NaN passes: the probe names it with its head
-        extra = sorted(k for k, v in call.kwargs.items() if isinstance(v, Tensor) and k != "s_aux")
-        layer.attention, layer.reason = (
-            None,
-            (
-                f"{layer.name} computes more than sinkgate can read: rebuilding its output misses by {error:.1%}"
-                + (f" (it is also given {', '.join(extra)})" if extra else "")
-            ),
+        layer.reason = (
+            f"{layer.name} computes more than sinkgate can read: rebuilding its output misses by {error:.1%}"
+            f"{_more(layer.attention, call)}"
         )
+        layer.attention = None
         return
     finder.describe(layer, call)
+
+
+def _more(module: nn.Module, call: _Call) -> str:
+    """What may be behind it: another weighting of ours, or tensors that the call is given besides."""
+    config = getattr(module, "config", None)
+    named = None if config is None else compat.implementation(config)
+    if is_ours(named) and named not in OUR_NAMES.values():
+        return f" (it runs with attn_implementation={named!r}: the probe reads softmax, with or without a learned sink)"
+    place = at(module)[0]
+    if place is not None and (place.weightings or place.acts):
+        return " (a swap or an act is under way: the probe reads softmax, with or without a learned sink)"
+    extra = sorted(k for k, v in call.kwargs.items() if isinstance(v, Tensor) and k not in ("s_aux", "position_ids"))
+    return f" (it is also given {', '.join(extra)})" if extra else ""
 
 
 def _name(model: nn.Module, module: nn.Module) -> str:

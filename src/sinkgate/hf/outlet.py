@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from sinkgate.call import Call
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.gate import Gate
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import Layer, _Watch, forward, own_name, reading, trace
 from sinkgate.hf.first_token import alone, before_text
 from sinkgate.hf.layers import Attention, attention_layers, chosen, evaluating
-from sinkgate.hf.place import OUTLET, aside, to_call
+from sinkgate.hf.levels import levels, mean_embedding
+from sinkgate.hf.outlet_hooks import Before, Hook, MakeToken, Projected, Written
+from sinkgate.hf.place import OUTLET
 from sinkgate.hf.projections import Columns, find_columns
 from sinkgate.hf.register import OUR_NAMES, register
 from sinkgate.outlet import (
@@ -129,10 +130,10 @@ def add_outlet(
         calls = {id(call.module): call for call in watch.calls}
         token, keys = None, None
         if isinstance(spec, SinkToken):
-            token = nn.Parameter(_mean_embedding(model, vocabulary))
+            token = nn.Parameter(mean_embedding(model, vocabulary))
             with torch.no_grad():
                 keys = {layer: k[0] for layer, (k, _) in alone(model, token[None], before_text(model)).items()}
-        levels = {} if isinstance(spec, Gate) else _levels(model, ids[:, :LEVEL_TOKENS], keys)
+        found_levels = {} if isinstance(spec, Gate) else levels(model, ids[:, :LEVEL_TOKENS], keys)
         made: dict[int, LayerOutlet] = {}
         columns: dict[int, Columns] = {}
         for attention, some in wanted:
@@ -142,7 +143,7 @@ def add_outlet(
             sizes = Sizes(
                 attention.layer, hidden.shape[-1], call.q.shape[1], call.k.shape[1], call.q.shape[-1], call.v.shape[-1]
             )
-            made[attention.layer] = _make(spec, sizes, some, levels.get(attention.layer)).to(
+            made[attention.layer] = _make(spec, sizes, some, found_levels.get(attention.layer)).to(
                 call.q.device, call.q.dtype
             )
             if isinstance(spec, Gate) and spec.position in ("G2", "G3", "G4"):
@@ -192,7 +193,7 @@ def remove_outlet(model: nn.Module) -> None:
     kept = model.__dict__.pop(_KEPT)
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [k for k, hook in hooks.items() if isinstance(hook, _Hook)]:
+            for key in [k for k, hook in hooks.items() if isinstance(hook, Hook)]:
                 del hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
         module._modules.pop(OUTLET, None)
@@ -230,87 +231,20 @@ def _install(
         attention.module.add_module(OUTLET, outlet)
         distance = getattr(spec, "distance", None)
         if isinstance(spec, Gate) or distance is not None:
-            attention.module.register_forward_pre_hook(_Before(outlet), with_kwargs=True)
+            attention.module.register_forward_pre_hook(Before(outlet), with_kwargs=True)
         if isinstance(outlet, GateOutlet) and columns is not None:
-            columns.module.register_forward_hook(_Projected(outlet, columns))
+            columns.module.register_forward_hook(Projected(outlet, columns))
         if isinstance(outlet, GateOutlet) and outlet.spec.position == "G5":
             assert layer.output_module is not None
-            layer.output_module.register_forward_hook(_Written(outlet))
+            layer.output_module.register_forward_hook(Written(outlet))
     if token is not None:
         model.register_parameter("sinkgate_token", token)
-        model.register_forward_pre_hook(_MakeToken(), with_kwargs=True)
+        model.register_forward_pre_hook(MakeToken(), with_kwargs=True)
     for config in configs:
         compat.set_implementation(config, own_name(compat.implementation(config)) or OUR_NAMES["sdpa"])
     setattr(
         compat.config(model), OUTLET, describe(model)
     )  # written with the model, so that a saved one says what it has
-
-
-class _Hook:
-    """A hook of an outlet: an object, so that a copied model has one of its own."""
-
-    def __init__(self, outlet: Any = None) -> None:
-        self.outlet = outlet
-
-
-class _Before(_Hook):
-    """Notes the layer's hidden state (and the rotation of its queries) for the outlet."""
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.outlet.x = args[0] if args else kwargs["hidden_states"]
-        if isinstance(self.outlet, ExtraKey):
-            self.outlet.rotation = kwargs.get("position_embeddings")
-
-
-class _Projected(_Hook):
-    """Gates queries, keys or values where the projection leaves them."""
-
-    def __init__(self, outlet: GateOutlet, columns: Columns) -> None:
-        super().__init__(outlet)
-        self.index, self.contiguous = columns.index, columns.contiguous
-
-    def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        if not self.outlet.active:
-            return output
-        heads, width = self.index.shape
-        if self.contiguous:
-            return self.outlet.apply_to(output.unflatten(-1, (heads, width)), heads).flatten(-2)
-        index = self.index.to(output.device).flatten()
-        gated = self.outlet.apply_to(output[..., index].unflatten(-1, (heads, width)), heads)
-        return output.index_copy(-1, index, gated.flatten(-2))
-
-
-class _Written(_Hook):
-    """Gates what the layer writes."""
-
-    def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        return self.outlet.apply_to(output.unsqueeze(-2), 1).squeeze(-2) if self.outlet.active else output
-
-
-class _MakeToken(_Hook):
-    """Runs the sink token alone before every pass, so that each layer has its key and value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.busy = False
-
-    def __call__(self, model: nn.Module, _args: Any, _kwargs: dict[str, Any]) -> None:
-        if self.busy:
-            return
-        layers = [m for m in model.modules() if isinstance(m, ExtraKey) and m.active]
-        if not layers:
-            return
-        token: Tensor = model.sinkgate_token  # type: ignore[assignment]
-        self.busy = True
-        try:
-            for layer in layers:
-                layer.recording = True
-            with aside(model), evaluating(model):
-                compat.forward_embedding(model, token[None, None], before_text(model))
-        finally:
-            self.busy = False
-            for layer in layers:
-                layer.recording = False
 
 
 # ---- looking ----------------------------------------------------------------------------------------------------------
@@ -357,64 +291,3 @@ def _make(spec: Spec, sizes: Sizes, heads: tuple[int, ...] | None, level: Level 
     if isinstance(spec, SinkLogit):
         return SinkLogitOutlet(sizes, heads, level, spec.start)
     return ExtraKey(sizes, heads, level, spec)
-
-
-@torch.no_grad()
-def _levels(model: nn.Module, ids: Tensor, keys: dict[int, Tensor] | None) -> dict[int, Level]:
-    """Each head's log-sum-exps over the queries of a text, less the scores of a key if there is one."""
-    listener = _Levels({id(a.module): a.layer for a in attention_layers(model)}, keys)
-    with reading(model, listener):
-        forward(model, ids)
-    found = {layer: torch.cat(rows, -1) for layer, rows in listener.rows.items()}
-    return {layer: Level(x.median(-1).values, x.amin(-1)) for layer, x in found.items()}
-
-
-@torch.no_grad()
-def _mean_embedding(model: nn.Module, vocabulary: int) -> Tensor:
-    """``[D]``, of the embeddings as the model's own table gives them (Gemma scales what it holds)."""
-    table = model.get_input_embeddings()  # type: ignore[operator]
-    parts = torch.arange(vocabulary, device=compat.input_device(model)).split(8192)
-    found = [table(part) for part in parts]
-    return (torch.stack([x.double().sum(0) for x in found]).sum(0) / vocabulary).to(found[0].dtype)
-
-
-class _Levels:
-    """Log-sum-exps, a block of rows at a time."""
-
-    def __init__(self, modules: dict[int, int], keys: dict[int, Tensor] | None) -> None:
-        self.modules, self.keys = modules, keys
-        self.rows: dict[int, list[Tensor]] = {}
-
-    def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        layer = self.modules.get(id(module))
-        if layer is not None:
-            names = ("query", "key", "value", "attention_mask")
-            q, k, v, mask = (*args[:4], *(kwargs[n] for n in names[len(args[:4]) :]))
-            others = {n: x for n, x in kwargs.items() if n not in names}
-            call = to_call(module, q, k, v, mask, others, layer)
-            for i0 in range(0, q.shape[2], 128):
-                rows = call.rows(i0, min(i0 + 128, q.shape[2]))
-                key = None if self.keys is None else self.keys[layer]
-                self.rows.setdefault(layer, []).append(_lse(rows, key))
-        return function(module, *args, **kwargs)
-
-
-def _lse(call: Call, key: Tensor | None) -> Tensor:
-    """``[h, b·rows]`` of one block of rows."""
-    b, h, r, d = call.q.shape
-    scale = d**-0.5 if call.scale is None else call.scale
-    keys = call.k.float().repeat_interleave(call.group, dim=1)
-    s = call.q.float() @ keys.transpose(-1, -2) * scale
-    if call.softcap:
-        s = call.softcap * torch.tanh(s / call.softcap)
-    if call.mask is not None:
-        s = s.masked_fill(~call.mask, -torch.inf) if call.mask.dtype == torch.bool else s + call.mask.float()
-    elif call.causal:
-        i = torch.arange(r, device=s.device)[:, None] + call.position
-        s = s.masked_fill(torch.arange(s.shape[-1], device=s.device) > i, -torch.inf)
-    level = s.logsumexp(-1)
-    if key is not None:
-        level = (
-            level - (call.q.float() @ key.float().repeat_interleave(call.group, 0).unsqueeze(-1)).squeeze(-1) * scale
-        )
-    return level.transpose(0, 1).reshape(h, b * r)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from sinkgate.errors import ModelError, OutputError, RecordError
+from sinkgate.files import write_atomically
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint
 from sinkgate.hf.layers import attention_layers
 from sinkgate.hf.outlet import Outlets, add_outlet, describe, outlets, remove_outlet
 from sinkgate.hf.place import OUTLET
 from sinkgate.outlet import from_json
-from sinkgate.storage import write_atomically
 
 __all__ = ["attach", "load_outlet", "save_outlet"]
 

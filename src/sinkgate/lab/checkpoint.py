@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sinkgate.errors import OutputError, RecordError
-from sinkgate.storage import write_atomically
+from sinkgate.files import write_atomically
 
 __all__ = ["History", "RunFolder", "Snapshot"]
 

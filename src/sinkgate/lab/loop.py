@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from sinkgate.errors import ArgumentError, NonFiniteError, UnsupportedError
+from sinkgate.files import jsonable
 from sinkgate.lab.checkpoint import History, RunFolder, Snapshot
 from sinkgate.lab.config import LoopConfig, learning_rate, step_seed
-from sinkgate.storage import jsonable
 
 __all__ = ["History", "LoopConfig", "Task", "learning_rate", "step_seed", "train"]
 

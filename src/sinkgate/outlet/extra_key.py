@@ -84,6 +84,8 @@ class ExtraKey(StartsAtNothing):
         if self.recording:  # the pass over a sink token alone
             self.made = (k[0, :, 0], v[0, :, 0])
             return None
+        key: Tensor
+        value: Tensor | None
         if isinstance(self.spec, SinkToken):
             if self.made is None:
                 return None

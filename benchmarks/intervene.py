@@ -1,0 +1,40 @@
+"""Every act on SmolLM2 and Gemma 3, 4 texts of 512 tokens; and what one repeated token does to the sinks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.common import write
+
+MODELS = (("smollm2-135m", "auto", 4), ("gemma3-270m", "yes", 4), ("gemma3-270m", "no", 4))
+
+
+def main() -> None:
+    import sinkgate as sg
+
+    models = []
+    for name, bos, confirm in MODELS:
+        loaded = sg.load(name)
+        found = sg.intervene(
+            loaded.model, loaded.tokenizer, tokens=512, samples=4, bos=bos, confirm=confirm, sweep=(16,), name=name
+        )
+        print(found, flush=True)
+        repeated = sg.repeated_tokens(loaded.model, loaded.tokenizer, token=" the")
+        print(repeated, flush=True)
+        models.append(
+            {
+                "model": name, "bos": bos, "verdict": found.verdict(), "notes": found.meta["notes"],
+                "rows": [rounded(found.summary(row)) for row in found.rows],
+                "heads": [rounded(vars(h)) for h in found.heads], "correlations": found.rank_correlations(),
+                "repeated": rounded({**repeated.to_json(), "sinks": len(repeated.sinks), "where": [s["position"] for s in repeated.sinks[:8]]}),
+            }
+        )  # fmt: skip
+        write("intervene", {"tokens": 512, "samples": 4, "models": models})
+
+
+def rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+
+
+if __name__ == "__main__":
+    main()

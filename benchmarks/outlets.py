@@ -1,0 +1,83 @@
+"""What swaps and gates cost on SmolLM2's shapes, in training and in decoding: ratios to the ungated stack, paired.
+
+Alternates small units (one layer stack's step) so that a machine that slows down slows both sides.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.common import paired, write
+
+TRAIN_TOKENS, PROMPT, DECODED, ROUNDS = 512, 256, 24, 9
+LAYERS = 10  # a third of the model: the same shapes in a third of the time
+
+
+def main() -> None:
+    import sinkgate as sg
+
+    model = sg.load("smollm2-135m").model
+    model.model.layers = model.model.layers[:LAYERS]
+    model.config.num_hidden_layers = LAYERS
+    variants: dict[str, Any] = {"sdpa": model}
+    for name, gate in (
+        ("G1 per head", sg.Gate("G1", elementwise=False, preserve=2.0)),
+        ("G1 elementwise", sg.Gate("G1", elementwise=True, preserve=2.0)),
+    ):
+        variants[name] = copy.deepcopy(model)
+        sg.add_outlet(variants[name], gate)
+    variants["swapped softmax"] = copy.deepcopy(model)
+    sg.set_weighting(variants["swapped softmax"], "softmax")
+    ids = torch.randint(0, 49152, (1, TRAIN_TOKENS), generator=torch.Generator().manual_seed(0))
+    train = paired({n: training(m, ids) for n, m in variants.items()}, rounds=ROUNDS, base="sdpa")
+    decode = decoding(variants, ids[:, :PROMPT])
+    d, layer = 576, 576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536
+    write("outlets", {
+        "layers": LAYERS, "train_tokens": TRAIN_TOKENS, "prompt": PROMPT, "rounds": ROUNDS,
+        "share_of_a_layer_s_multiplications": {"G1 per head": round(d * 9 / layer, 4), "G1 elementwise": round(d * d / layer, 4)},
+        "training": train, "decoding": decode,
+    })  # fmt: skip
+
+
+def training(model: Any, ids: torch.Tensor) -> Callable[[], Any]:
+    """One forward and backward pass of everything."""
+
+    def step() -> None:
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+
+    return step
+
+
+@torch.no_grad()
+def decoding(variants: dict[str, Any], prompt: torch.Tensor) -> dict[str, Any]:
+    """Token by token; the variants take turns at every token."""
+    import statistics
+
+    caches = {n: m(prompt, use_cache=True).past_key_values for n, m in variants.items()}
+    token = prompt[:, :1]
+    ratios: dict[str, list[float]] = {n: [] for n in variants}
+    seconds: dict[str, list[float]] = {n: [] for n in variants}
+    for i in range(DECODED * ROUNDS):
+        times = {}
+        names = list(variants)
+        for n in names[i % len(names) :] + names[: i % len(names)]:
+            start = time.perf_counter()
+            variants[n](token, cache=caches[n], use_cache=True)
+            times[n] = time.perf_counter() - start
+        for n in variants if i >= DECODED else ():
+            ratios[n].append(times[n] / times["sdpa"])
+            seconds[n].append(times[n])
+    return {
+        n: {"seconds": round(statistics.median(seconds[n]), 5), "ratio": round(statistics.median(ratios[n]), 3)}
+        for n in variants
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The hooks of an outlet: objects, so that a copied model has hooks of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from sinkgate.hf import compat
+from sinkgate.hf.first_token import before_text
+from sinkgate.hf.layers import evaluating
+from sinkgate.hf.place import aside
+from sinkgate.hf.projections import Columns
+from sinkgate.outlet import ExtraKey, GateOutlet
+
+__all__ = ["Before", "Hook", "MakeToken", "Projected", "Written"]
+
+
+class Hook:
+    """A hook of an outlet: an object, so that a copied model has one of its own."""
+
+    def __init__(self, outlet: Any = None) -> None:
+        self.outlet = outlet
+
+
+class Before(Hook):
+    """Notes the layer's hidden state (and the rotation of its queries) for the outlet."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the attention module."""
+        self.outlet.x = args[0] if args else kwargs["hidden_states"]
+        if isinstance(self.outlet, ExtraKey):
+            self.outlet.rotation = kwargs.get("position_embeddings")
+
+
+class Projected(Hook):
+    """Gates queries, keys or values where the projection leaves them."""
+
+    def __init__(self, outlet: GateOutlet, columns: Columns) -> None:
+        super().__init__(outlet)
+        self.index, self.contiguous = columns.index, columns.contiguous
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        """Behind the projection."""
+        if not self.outlet.active:
+            return output
+        heads, width = self.index.shape
+        if self.contiguous:
+            return self.outlet.apply_to(output.unflatten(-1, (heads, width)), heads).flatten(-2)
+        index = self.index.to(output.device).flatten()
+        gated = self.outlet.apply_to(output[..., index].unflatten(-1, (heads, width)), heads)
+        return output.index_copy(-1, index, gated.flatten(-2))
+
+
+class Written(Hook):
+    """Gates what the layer writes."""
+
+    def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        """Behind the output projection."""
+        return self.outlet.apply_to(output.unsqueeze(-2), 1).squeeze(-2) if self.outlet.active else output
+
+
+class MakeToken(Hook):
+    """Runs the sink token alone before every pass, so that each layer has its key and value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = False
+
+    def __call__(self, model: nn.Module, _args: Any, _kwargs: dict[str, Any]) -> None:
+        """Before the model."""
+        if self.busy:
+            return
+        layers = [m for m in model.modules() if isinstance(m, ExtraKey) and m.active]
+        if not layers:
+            return
+        token: Tensor = model.sinkgate_token  # type: ignore[assignment]
+        self.busy = True
+        try:
+            for layer in layers:
+                layer.recording = True
+            with aside(model), evaluating(model):
+                compat.forward_embedding(model, token[None, None], before_text(model))
+        finally:
+            self.busy = False
+            for layer in layers:
+                layer.recording = False
