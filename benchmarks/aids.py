@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common import RESULTS, write
 from benchmarks.train_outlet import summary
 
-STEPS, TOKENS, SAMPLES = 60, 256, 8
+STEPS, TOKENS, SAMPLES = 40, 256, 6
 ARMS: dict[str, dict[str, Any]] = {
     "none": {},
     "lr of sink heads × 3": {"multiplier": 3.0},

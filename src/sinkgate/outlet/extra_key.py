@@ -97,7 +97,8 @@ class ExtraKey(StartsAtNothing):
         wide = torch.promote_types(q.dtype, torch.float32)
         turned = q.to(wide)
         if getattr(self.spec, "distance", None) is not None:
-            turned = unrotated(turned, self.rotation)
+            rotation, self.rotation = self.rotation, None
+            turned = unrotated(turned, rotation)
         grouped = turned.unflatten(1, (self.sizes.kv_heads, -1))
         logit = torch.einsum("bkgtd,kd->bkgt", grouped, key.to(wide)).flatten(1, 2) * scale
         if self.spec.start is not None:

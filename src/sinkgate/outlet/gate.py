@@ -60,11 +60,10 @@ class GateOutlet(LayerOutlet):
     def apply_to(self, y: Tensor, heads: int) -> Tensor:
         """``y`` ``[b, t, heads, width]`` (``heads`` 1 at G5) behind the gate."""
         assert self.x is not None
-        x = self.x
+        x, self.x = self.x, None  # used once a pass: not kept alive until the next
         gate = self.gate
         flat = gate.proj(x) if gate.proj is not None else gate.logits.expand(*x.shape[:2], -1)  # type: ignore[union-attr]
-        count = 1 if self.spec.shared else heads
-        logits = flat.unflatten(-1, (count, -1))
+        logits = flat.unflatten(-1, (1 if self.spec.shared else heads, -1))
         gated = self.spec.apply(y, logits)
         return gated if self.everywhere else torch.where(self.on[:, None], gated, y)
 
