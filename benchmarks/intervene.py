@@ -25,7 +25,7 @@ def main() -> None:
             {
                 "model": name, "bos": bos, "verdict": found.verdict(), "notes": found.meta["notes"],
                 "rows": [rounded(found.summary(row)) for row in found.rows],
-                "heads": [rounded(vars(h)) for h in found.heads], "correlations": found.rank_correlations(),
+                "heads": [rounded(found.head_summary(h)) for h in found.heads], "correlations": found.rank_correlations(),
                 "repeated": rounded({**repeated.to_json(), "sinks": len(repeated.sinks), "where": [s["position"] for s in repeated.sinks[:8]]}),
             }
         )  # fmt: skip

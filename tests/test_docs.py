@@ -56,7 +56,9 @@ def test_links_and_pictures_are_there() -> None:
 def test_the_readme_names_every_verb_or_the_help_does() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "sinkgate diagnose" in readme
-    assert {verb.replace("-", "_") for verb in VERBS} == {p.stem for p in (ROOT / "src/sinkgate/cli").glob("*.py")} - {"__init__"}
+    assert {verb.replace("-", "_") for verb in VERBS} == {p.stem for p in (ROOT / "src/sinkgate/cli").glob("*.py")} - {
+        "__init__"
+    }
 
 
 def test_results_are_honest_json() -> None:

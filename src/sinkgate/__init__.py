@@ -47,6 +47,9 @@ _WHERE = {
     "register": "sinkgate.hf.register",
     "swap": "sinkgate.hf.swap",
     "set_weighting": "sinkgate.hf.swap",
+    "fold_sink": "sinkgate.interventions.fold",
+    "Fold": "sinkgate.interventions.fold",
+    "Window": "sinkgate.interventions.window",
     "add_outlet": "sinkgate.hf.outlet",
     "remove_outlet": "sinkgate.hf.outlet",
     "outlets": "sinkgate.hf.outlet",
@@ -58,7 +61,7 @@ _WHERE = {
     "KVBias": "sinkgate.outlet",
     "SinkToken": "sinkgate.outlet",
     "train_outlet": "sinkgate.lab.train_outlet",
-    "TrainedOutlet": "sinkgate.lab.train_outlet",
+    "TrainedOutlet": "sinkgate.lab.trained",
     "OutletConfig": "sinkgate.lab.outlet",
     "LoopConfig": "sinkgate.lab.loop",
     "acting": "sinkgate.interventions",
@@ -112,10 +115,13 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.interventions import capture as capture
     from sinkgate.interventions import intervene as intervene
     from sinkgate.interventions import repeated_tokens as repeated_tokens
+    from sinkgate.interventions.fold import Fold as Fold
+    from sinkgate.interventions.fold import fold_sink as fold_sink
+    from sinkgate.interventions.window import Window as Window
     from sinkgate.lab.loop import LoopConfig as LoopConfig
     from sinkgate.lab.outlet import OutletConfig as OutletConfig
-    from sinkgate.lab.train_outlet import TrainedOutlet as TrainedOutlet
     from sinkgate.lab.train_outlet import train_outlet as train_outlet
+    from sinkgate.lab.trained import TrainedOutlet as TrainedOutlet
     from sinkgate.masks import Visibility as Visibility
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain

@@ -85,6 +85,8 @@ def scalar_gate(p: int, burn: int) -> Any:
 
 
 def constant_gate(p: int, burn: int) -> Any:
+    """Beside a learned sink logit too: ``o = p_s v_s + (1 − p_s)·rest``, the rest with the logit in its denominator."""
+
     def change(_l: int, a: Tensor, s: Tensor, _k: Tensor, v: Tensor, _w: Any, sinks: Tensor | None) -> Tensor:
         out, rows = a @ v, rows_of(a.shape[2], p, burn)
         share = a[:, :, rows, p]
@@ -93,12 +95,7 @@ def constant_gate(p: int, burn: int) -> Any:
         s = s.clone()
         s[..., p] = -1e30
         content = (softmax(s, sinks) @ v)[:, :, rows]
-        alone = v[:, :, None, p] * (torch.exp(torch.zeros(()).double()) if sinks is None else 1.0)
-        if sinks is not None:  # the sink key against the learned logit alone
-            score = torch.log(a[:, :, rows, p]) - torch.log1p(-a.sum(-1)[:, :, rows] + 0.0)
-            z = sinks.double().reshape(1, -1, 1)
-            alone = v[:, :, None, p] * torch.sigmoid(score + z - z)[..., None]
-        mixed = mean * alone + (1 - mean) * content
+        mixed = mean * v[:, :, None, p] + (1 - mean) * content
         out[:, :, rows] = torch.where(seen[..., None], mixed, out[:, :, rows])
         return out
 
@@ -141,10 +138,6 @@ def test_against_dense_weights(what: str, name: str, heads: Any) -> None:
     model, x = tiny(name, dtype=torch.float64), ids()
     present = {a.layer for a in attention_layers(model)}
     heads = None if heads is None else [h for h in heads if h[0] in present]
-    if what == "constant" and name == "gpt_oss":
-        pytest.skip(
-            "with a learned sink the split is p_s v_s + (1 − p_s)·rest; test_a_constant_gate_beside_a_learned_sink"
-        )
     other = sg.capture(model, [ids(seed=5)[0], ids(seed=6)[0]], 0)
     third = sg.capture(model, [ids(seed=5)[0]], 3)
     acts: dict[str, tuple[Any, Any]] = {
@@ -165,20 +158,19 @@ def test_against_dense_weights(what: str, name: str, heads: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_constant_gate_beside_a_learned_sink() -> None:
-    """``(1−ḡ) v̂ + ḡ·rest``: with g constant already nothing changes, and the output is between its parts."""
+@pytest.mark.parametrize("weighting", [sg.Softmax(), sg.SinkSoftmax(torch.tensor([0.5, -1.0]))])
+@pytest.mark.parametrize("positions", [(0,), (0, 3)])
+def test_a_gate_that_is_constant_already_stays(weighting: Any, positions: tuple[int, ...]) -> None:
+    """The same query in every row gives every row the same g: its mean is itself."""
     from sinkgate.call import Call
 
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 30, 8, generator=g, dtype=torch.float64) for _ in range(3))
-    q = q[:, :, :1].expand(-1, -1, 30, -1)  # one query, all keys visible to all: g is the same for every row
-    call = Call(0, q, k, v, sg.SinkSoftmax(torch.tensor([0.5, -1.0])), causal=False, start=0)
-    act = sg.ConstantGate(0, 1)
-    p = act._share(call, [0], Call.run)
-    assert float(p.std(2).max()) < 1e-12
-    marked = call.marked(call.keys([0]))
-    out = p * call.only(marked).run() + (1 - p) * call.without(marked).run()
-    torch.testing.assert_close(act.attend(call, Call.run)[:, :, 1:], out[:, :, 1:], rtol=1e-12, atol=1e-12)
+    call = Call(0, q[:, :, :1].expand(-1, -1, 30, -1), k, v, weighting, causal=False, start=0)
+    got = sg.ConstantGate(positions, 4).attend(call, Call.run)
+    torch.testing.assert_close(got, call.run(), rtol=1e-12, atol=1e-12)
+    other = Call(0, q, k, v, weighting, causal=False, start=0)
+    assert not torch.allclose(sg.ConstantGate(positions, 4).attend(other, Call.run), other.run(), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "gpt_oss"])

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from sinkgate import __version__
 from sinkgate.errors import SinkgateError
@@ -20,6 +21,8 @@ __all__ = ["main"]
 # verb -> one line of help; its module is sinkgate.cli.<verb> with `arguments(parser)` and `run(args) -> int`
 VERBS = {
     "diagnose": "measure where a model's heads put their attention, and what the surplus writes",
+    "intervene": "act on a model's sink (evict, gate, transplant) and measure what follows, beside a control",
+    "train-outlet": "give a model an outlet, train it, and say what it took over from the first token",
     "show": "print a saved record, or write its report again; needs no model",
     "merge": "put records of the same model from several texts or processes together",
     "ls": "list weightings, gates, implementations, cache policies and known models",
@@ -39,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(verb, help=line, description=line[0].upper() + line[1:] + ".")
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if argv[:1] == [verb]:
-            importlib.import_module(f"sinkgate.cli.{verb}").arguments(command)
+            _module(verb).arguments(command)
     args = parser.parse_args(argv)
     try:
-        return int(importlib.import_module(f"sinkgate.cli.{args.verb}").run(args))
+        return int(_module(args.verb).run(args))
     except KeyboardInterrupt:
         return _say("interrupted; nothing was written", 130, debug=args.debug)
     except SinkgateError as err:
@@ -58,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             1,
             debug=args.debug,
         )
+
+
+def _module(verb: str) -> Any:
+    """The file of a verb: ``train-outlet`` is in ``train_outlet.py``."""
+    return importlib.import_module(f"sinkgate.cli.{verb.replace('-', '_')}")
 
 
 def _say(message: str, code: int, *, debug: bool) -> int:

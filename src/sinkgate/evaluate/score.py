@@ -67,11 +67,12 @@ def score(
         loss -= float(here.gather(-1, ids[i0 + 1 : i1 + 1, None]).double().sum())
         if untouched is not None:
             there = untouched[i0:i1].float().log_softmax(-1)
-            kl += float(((there - here) * there.exp()).sum(-1).double().sum())
+            p = there.exp()
+            kl += float(torch.where(p > 0, (there - here) * p, 0).sum(-1).double().sum())  # 0 · ∞ is 0: an unused token
             agree += int((here.argmax(-1) == there.argmax(-1)).sum())
     n = last - start
-    if loss != loss:
-        raise NonFiniteError("the model's logits are NaN under this change")
+    if loss != loss or kl != kl:
+        raise NonFiniteError("the model's logits are NaN")
     if untouched is None:
         return Score(loss / n, 0.0, 1.0, n)
     return Score(loss / n, max(kl / n, 0.0), agree / n, n)

@@ -23,6 +23,7 @@ from sinkgate.interventions.constants import Constants
 __all__ = ["BURN_IN", "ConstantGate", "Evict", "MeanValue", "ScalarGate", "SetMassive", "Transplant"]
 
 BURN_IN = 64
+TINY = 1e-30  # floor of a share that something is divided by; such a share counts as not seen
 
 Run = Callable[[Call], Tensor]
 
@@ -132,8 +133,10 @@ class ConstantGate(_AtKeys):
                 continue
             here, p = p[:, :, : i1 - i0], p[:, :, i1 - i0 :]
             marked = part.marked(part.keys(positions))
-            content, sink = run(part.without(marked)), run(part.only(marked))
-            mixed = mean * sink.to(mean.dtype) + (1 - mean) * content.to(mean.dtype)
+            content, alone = run(part.without(marked)), part.only(marked)
+            # beside a learned sink logit the sink alone has less than 1
+            sink = run(alone).to(mean.dtype) / self._share(alone, positions, run).clamp_min(TINY)
+            mixed = mean * sink + (1 - mean) * content.to(mean.dtype)
             parts.append(torch.where(here > 0, mixed.to(content.dtype), content))
         return torch.cat(parts, 2)
 
@@ -172,9 +175,10 @@ class Transplant(_AtKeys):
         if len(self.positions) != 1:
             raise ArgumentError(f"{self.name} is for one position at a time, got {self.positions}")
         if self.key and self.positions[0] != self.constants.position:
+            where = self.constants.position
             raise ArgumentError(
-                f"these keys were captured at position {self.constants.position} and are rotated to it; they cannot stand "
-                f"at {self.positions[0]} (key=False puts in the value alone)"
+                f"these keys were captured at {'several positions' if where is None else f'position {where}'} and are "
+                f"rotated to it; they cannot stand at {self.positions[0]} (key=False puts in the value alone)"
             )
 
     def change(self, call: Call, positions: list[int], run: Run) -> Tensor:

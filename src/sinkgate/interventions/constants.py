@@ -25,14 +25,14 @@ class Constants:
     Args:
         keys: layer → ``[kv, d]``.
         values: layer → ``[kv, dv]``.
-        position: where they were captured.
+        position: where they were captured; None: at a place of its own in each text (their keys are then of no use).
         samples: over how many texts they are means.
         spread: largest standard deviation over the texts, relative to the mean's norm, among all layers' keys and values.
     """
 
     keys: dict[int, Float[Tensor, "kv d"]]
     values: dict[int, Float[Tensor, "kv dv"]]
-    position: int
+    position: int | None
     samples: int
     spread: float = 0.0
 
@@ -45,28 +45,33 @@ class Constants:
 
 
 @torch.no_grad()
-def capture(model: nn.Module, texts: Iterable[Int[Tensor, " t"] | Sequence[int]], position: int = 0) -> Constants:
-    """Key and value at ``position``, averaged over texts given as token ids.
+def capture(
+    model: nn.Module, texts: Iterable[Int[Tensor, " t"] | Sequence[int]], position: int | Sequence[int] = 0
+) -> Constants:
+    """Key and value at ``position`` (one for all, or one for each), averaged over texts given as token ids.
 
-    Nothing behind the position is read: in a causal model nothing behind it matters.
+    Nothing behind the position is read: in a causal model nothing behind it matters. Texts that do not reach it are
+    left out.
 
     Raises:
         ArgumentError: no text reaches that far.
     """
     modules = {id(layer.module): layer.layer for layer in attention_layers(model)}
-    listener = _Capture(modules, position)
-    count = 0
+    rows = list(texts)
+    where = [position] * len(rows) if isinstance(position, int) else list(position)
+    listener, used = _Capture(modules), []
     with evaluating(model), reading(model, listener):
-        for ids in texts:
+        for ids, at in zip(rows, where, strict=True):
             row = torch.as_tensor(ids, dtype=torch.long, device=compat.input_device(model)).flatten()
-            if row.numel() <= position:
-                continue
-            forward(model, row[None, : position + 1], last_only=True)
-            count += 1
-    if not count:
+            if row.numel() > at:
+                listener.position = at
+                forward(model, row[None, : at + 1], last_only=True)
+                used.append(at)
+    if not used:
         raise ArgumentError(f"no text has a token at position {position}")
-    keys = {layer: torch.stack(rows).double() for layer, rows in listener.keys.items()}
-    values = {layer: torch.stack(rows).double() for layer, rows in listener.values.items()}
+    count = len(used)
+    keys = {layer: torch.stack(found).double() for layer, found in listener.keys.items()}
+    values = {layer: torch.stack(found).double() for layer, found in listener.values.items()}
     spread = 0.0
     for found in (*keys.values(), *values.values()):
         if count > 1:
@@ -75,15 +80,15 @@ def capture(model: nn.Module, texts: Iterable[Int[Tensor, " t"] | Sequence[int]]
     return Constants(
         {layer: x.mean(0).float() for layer, x in keys.items()},
         {layer: x.mean(0).float() for layer, x in values.items()},
-        position, count, spread,
+        used[0] if len(set(used)) == 1 else None, count, spread,
     )  # fmt: skip
 
 
 class _Capture:
     """Keeps one position's key and value of every layer."""
 
-    def __init__(self, modules: dict[int, int], position: int) -> None:
-        self.modules, self.position = modules, position
+    def __init__(self, modules: dict[int, int]) -> None:
+        self.modules, self.position = modules, 0
         self.keys: dict[int, list[Tensor]] = {}
         self.values: dict[int, list[Tensor]] = {}
 

@@ -1,4 +1,4 @@
-"""Text that repeats one token: every copy looks like a first token, and sinks multiply (arXiv 2503.08908)."""
+"""Text that repeats one token: copies come to look like the first token, and sinks multiply (arXiv 2503.08908)."""
 
 from __future__ import annotations
 
@@ -12,38 +12,45 @@ from torch import Tensor, nn
 from sinkgate.errors import ArgumentError
 from sinkgate.evaluate.score import score
 from sinkgate.hf import compat
-from sinkgate.hf.anatomy import forward, trace
+from sinkgate.hf.anatomy import forward
 from sinkgate.hf.layers import evaluating
-from sinkgate.hf.reading import Reader
 from sinkgate.interventions.acting import acting
 from sinkgate.interventions.acts import BURN_IN, Evict
-from sinkgate.probe.probe import Probe
+from sinkgate.interventions.probing import probed
+from sinkgate.probe.probe import SINKS_KEPT
 from sinkgate.probe.residual import LIKE_FIRST
-from sinkgate.schema import Settings
+from sinkgate.probe.text import Piece, bos_prefix
 from sinkgate.site import Site
 
 __all__ = ["Repeated", "repeated_tokens"]
 
+LISTED = 12  # sinks that are printed
+
 
 @dataclass(frozen=True)
 class Repeated:
-    """What a text of one repeated token does, beside ordinary text of the same length where that is given.
+    """What a text of one repeated token does.
 
     Args:
         token: the token.
-        tokens: how many copies.
-        sinks: positions over the threshold in some head (of those that enough queries see).
-        first_mass: mean α of the first copy over heads.
+        tokens: length of the text.
+        before: what stands first; empty if the first token is a copy itself.
+        sinks: the strongest positions over the threshold in some head (of those that enough queries see), in order.
+        first_mass: mean α of the first token over heads.
         null_mass: uniform attention's.
-        like_first: share of the later copies whose hidden state has a cosine over 0.9 with the first one's at most depths.
-        norm_ratio: largest ‖h‖ of the first copy over the mean of the others, over depths: 1 where all look alike.
+        like_first: share of the later tokens whose hidden state has a cosine over 0.9 with the first one's at more than
+            half of the depths behind the embeddings.
+        norm_ratio: largest ‖h‖ of the first token over the mean of the others, over depths: 1 where all look alike.
         loss: of predicting the next copy, nats.
-        evicted: the same with the first copy evicted from the burn-in on.
+        evicted: the same with the first token evicted from the burn-in on.
         kl: of that, against the untouched model.
+        control: the loss with one of the copies evicted the same way.
+        control_position: where that copy stands.
     """
 
     token: str
     tokens: int
+    before: str
     sinks: list[dict[str, Any]]
     first_mass: float
     null_mass: float
@@ -52,33 +59,45 @@ class Repeated:
     loss: float
     evicted: float
     kl: float
+    control: float
+    control_position: int
 
     def __str__(self) -> str:
-        where = ", ".join(str(s["position"]) for s in self.sinks[:12]) or "nowhere"
-        more = f" and {len(self.sinks) - 12} more" if len(self.sinks) > 12 else ""
+        where = ", ".join(str(s["position"]) for s in self.sinks[:LISTED]) or "nowhere"
+        kept = f"{len(self.sinks) - LISTED}" + (" or more" if len(self.sinks) >= SINKS_KEPT else "")
+        more = f" and {kept} others" if len(self.sinks) > LISTED else ""
+        first = f"the first token ({self.before!r})" if self.before else "the first copy"
         return (
-            f"{self.tokens} × {self.token!r}: sinks at {where}{more}; the first copy takes {self.first_mass:.3f} on average "
-            f"(null {self.null_mass:.3f}); {self.like_first:.0%} of the later copies look like the first; its norm is up to "
-            f"{self.norm_ratio:.3g} times theirs. Loss {self.loss:.3f}, with the first copy evicted {self.evicted:.3f} (KL "
-            f"{self.kl:.4f})."
+            f"{self.tokens} × {self.token!r}: sinks at {where}{more}; {first} takes {self.first_mass:.3f} on average (null "
+            f"{self.null_mass:.3f}); {self.like_first:.0%} of the later tokens look like it; its norm is up to "
+            f"{self.norm_ratio:.3g} times theirs. Loss {self.loss:.3f}, with it evicted {self.evicted:.3f} (KL {self.kl:.4f}), "
+            f"with the copy at {self.control_position} evicted instead {self.control:.3f}."
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Repeated:
+        """From a record, where what could not be measured is null."""
+        filled: dict[str, Any] = {name: float("nan") if value is None else value for name, value in data.items()}
+        return cls(**filled)
+
 
 def repeated_tokens(
-    model: nn.Module, tokenizer: Any, *, token: str | int = " the", tokens: int = 512, burn_in: int = BURN_IN,
-    threshold: float = 0.3,
+    model: nn.Module, tokenizer: Any, *, token: str | int = " the", tokens: int = 512, bos: str | None = None,
+    burn_in: int = BURN_IN, threshold: float = 0.3,
 ) -> Repeated:  # fmt: skip
-    """Where sinks appear on a text of one repeated token, and what evicting the first copy does.
+    """Where sinks appear on a text of one repeated token, and what evicting the first token does.
 
     Args:
         model: a transformers model.
         tokenizer: its tokenizer.
         token: a string that is one token, or an id.
-        tokens: how many copies.
+        tokens: length of the text.
+        bos: ``auto``, ``yes`` or ``no``, as in :func:`sinkgate.diagnose`; None: yes if the tokenizer has such a token.
+            (With nothing else in front, a model that knows relative positions alone cannot tell one copy from another.)
         burn_in: of the eviction.
         threshold: a head sinks over this.
 
@@ -88,55 +107,56 @@ def repeated_tokens(
     if isinstance(token, str):
         found = tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(found) != 1:
-            raise ArgumentError(f"token must be one token of this tokenizer, {token!r} is {len(found)}")
+            raise ArgumentError(f"the repeated token must be one token of this tokenizer, {token!r} is {len(found)}")
         token = int(found[0])
-    if tokens < burn_in + 2:
-        raise ArgumentError(f"tokens={tokens} leave nothing to score behind the burn-in of {burn_in}")
-    ids = torch.full((1, tokens), token, device=compat.input_device(model))
-    name = tokenizer.decode([token])
+    vocabulary = int(compat.config(model).get_text_config().vocab_size)
+    if not 0 <= token < vocabulary:
+        raise ArgumentError(f"the repeated token must be an id under {vocabulary}, got {token}")
+    bos = bos or ("no" if getattr(tokenizer, "bos_token_id", None) is None else "yes")
+    prefix, _ = bos_prefix(tokenizer, bos)
+    copy = (len(prefix) + burn_in) // 2  # between the prefix and the burn-in
+    if not len(prefix) + 1 < burn_in < tokens - 1:
+        raise ArgumentError(
+            f"the burn-in must leave room for a copy before it and for something to score behind it: tokens={tokens} and "
+            f"burn_in={burn_in} do not"
+        )
+    ids = [*prefix, *[token] * (tokens - len(prefix))]
+    names = {i: tokenizer.decode([i]) for i in set(ids)}
+    piece = Piece("repeated", "repeated", ids, [names[i] for i in ids], bool(prefix))
+    row = torch.tensor(ids, device=compat.input_device(model))
+    watch = _Watch(tokens)
     with evaluating(model), torch.no_grad():
-        probe = Probe(Settings("full", threshold, tokens=tokens))
-        watch = _Watch(probe, tokens)
-        reader = Reader(trace(model, ids[:, :32]), watch)
-        sample = {"id": "repeated", "source": "repeated", "tokens": [name] * tokens, "bos": False}
-        with reader.open(), probe.sample([sample]):
-            reader.run(ids)
-        layers = [
-            {"index": a.index, "name": a.name, "kind": "full", "window": a.window, "heads": a.heads, "reason": a.reason,
-             "write_reason": a.no_map_reason, "learned_sink": a.learned_sink}
-            for a in reader.anatomy.layers
-        ]  # fmt: skip
-        d = probe.finish(model={"name": "repeated", "fingerprint": ""}, layers=layers)
-        plain = forward(model, ids)[0]
-        with acting(model, Evict((0,), burn_in)):
-            evicted = forward(model, ids)[0]
-    before = score(plain, ids[0], start=burn_in)
-    after = score(evicted, ids[0], start=burn_in, untouched=plain)
+        d = probed(model, [piece], threshold=threshold, also=watch)
+        plain = forward(model, row[None])[0]
+        scores = [score(plain, row, start=burn_in)]
+        for position in (0, copy):
+            with acting(model, Evict((position,), burn_in)):
+                scores.append(score(forward(model, row[None])[0], row, start=burn_in, untouched=plain))
+    before, after, control = scores
     sinks = sorted(d.meta["samples"][0]["sinks"], key=lambda s: s["position"])
     return Repeated(
-        name, tokens, sinks, float(np.nanmean(d.first_token_mass)), float(np.nanmean(d.null_mass)), watch.share,
-        watch.ratio, before.loss, after.loss, after.kl,
+        names[token], tokens, tokenizer.decode(prefix), sinks, float(np.nanmean(d.first_token_mass)),
+        float(np.nanmean(d.null_mass)), watch.share, watch.ratio, before.loss, after.loss, after.kl, control.loss, copy,
     )  # fmt: skip
 
 
 class _Watch:
-    """Shows a probe everything, and counts at how many depths each token looks like the first."""
+    """Counts at how many depths each token looks like the first, and how much longer the first is."""
 
-    def __init__(self, probe: Probe, tokens: int) -> None:
-        self.probe = probe
+    def __init__(self, tokens: int) -> None:
         self.like = torch.zeros(tokens)
         self.depths = 0
         self.ratio = float("nan")
 
     def site(self, site: Site) -> None:
-        self.probe.site(site)
+        """Attention is not looked at."""
 
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
-        self.probe.stream(depth, hidden, real)
+        """One depth; the embeddings of one token are all alike and do not count."""
+        if depth == 0:
+            return
         h = hidden[0].float()
         norms = h.norm(dim=-1)
-        if depth == 0:  # the embeddings of one token are all alike
-            return
         self.depths += 1
         self.like += ((h @ h[0]) / (norms * norms[0]).clamp_min(1e-30) > LIKE_FIRST).cpu()
         ratio = float(norms[0] / norms[1:].mean())
@@ -144,5 +164,5 @@ class _Watch:
 
     @property
     def share(self) -> float:
-        """Share of later tokens that look like the first at most depths."""
+        """Share of later tokens that look like the first at more than half of the depths."""
         return float((self.like[1:] > self.depths / 2).float().mean()) if self.depths else float("nan")

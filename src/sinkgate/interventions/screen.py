@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from sinkgate.call import Call
 from sinkgate.hf.anatomy import forward, reading
 from sinkgate.hf.layers import attention_layers, evaluating
-from sinkgate.hf.place import to_call
+from sinkgate.hf.place import attend
+from sinkgate.interventions.acting import acting
 
 __all__ = ["screen"]
 
@@ -38,15 +38,16 @@ def screen(
         start: the loss counts predictions from here on.
         loss: of ``(logits [t, V], ids)``; default: next-token cross entropy, mean.
     """
-    listener = _Screen({id(layer.module): layer.layer for layer in attention_layers(model)}, act)
+    listener = _Screen({id(layer.module): layer.layer for layer in attention_layers(model)})
     wanted = [p for p in model.parameters() if p.requires_grad]
     for p in wanted:
         p.requires_grad_(False)
     try:
-        with evaluating(model), torch.enable_grad(), reading(model, listener):
+        with evaluating(model), torch.enable_grad(), acting(model, act), reading(model, listener):
             logits = forward(model, ids[None])[0]
             if loss is None:
-                value = nn.functional.cross_entropy(logits[start:-1].float(), ids[start + 1 :])
+                wide = logits[start:-1].to(torch.promote_types(logits.dtype, torch.float32))
+                value = nn.functional.cross_entropy(wide, ids[start + 1 :])
             else:
                 value = loss(logits, ids)
             gradients = torch.autograd.grad(value, [e for _, e, _ in listener.probes])
@@ -61,31 +62,23 @@ def screen(
 
 
 class _Screen:
-    """Adds a zero to every attention output, whose gradient is asked for, and notes what the act would change."""
+    """Runs every attention call without the act, which stands innermost at each place, and notes what it would change.
 
-    def __init__(self, modules: dict[int, int], act: Any) -> None:
-        self.modules, self.act = modules, act
+    A zero is added to the output, whose gradient is then asked for.
+    """
+
+    def __init__(self, modules: dict[int, int]) -> None:
+        self.modules = modules
         self.probes: list[tuple[int, Tensor, Tensor]] = []
 
     def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out, rest = function(module, *args, **kwargs)
         layer = self.modules.get(id(module))
         if layer is None:
-            return out, rest
+            return function(module, *args, **kwargs)
+        place, base, weighting = function.args  # of `attend`: the place, and what the model computes itself
+        out, rest = attend(place.having(acts=place.acts[:-1]), base, weighting, module, *args, **kwargs)
         with torch.no_grad():
-            names = ("query", "key", "value", "attention_mask")
-            q, k, v, mask = (*args, *(kwargs[n] for n in names[len(args) :]))
-            others = {n: x for n, x in kwargs.items() if n not in names}
-            call = self._as_the_model_has_it(module, to_call(module, q, k, v, mask, others, layer), others)
-            change = self.act.attend(call, Call.run).transpose(1, 2) - out
+            change = function(module, *args, **kwargs)[0] - out
         zero = torch.zeros_like(out, requires_grad=True)
         self.probes.append((layer, zero, change))
         return out + zero, rest
-
-    @staticmethod
-    def _as_the_model_has_it(module: nn.Module, call: Call, kwargs: dict[str, Any]) -> Call:
-        from sinkgate.call import with_sink
-
-        sinks = kwargs.get("s_aux")
-        z = None if sinks is None else sinks.reshape(-1)
-        return call.having(weighting=with_sink(call.weighting, z, type(module).__name__))
