@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @cache
-def _start(activation: str, preserve: float, dtype: torch.dtype) -> tuple[float, float]:
+def start(activation: str, preserve: float, dtype: torch.dtype) -> tuple[float, float]:
     """b₀ and act(b₀) as numbers that this dtype holds, so that the gate is exactly 1 at W = 0."""
     bias = torch.tensor(preserve, dtype=dtype)
     return bias.item(), ACTIVATIONS[activation](bias).item()
@@ -107,7 +107,7 @@ class Gate:
             if torch.compiler.is_compiling():
                 bias = torch.tensor(self.preserve, dtype=logits.dtype, device=logits.device)
                 return act(logits + bias) / act(bias)
-            shift, size = _start(self.activation, self.preserve, logits.dtype)
+            shift, size = start(self.activation, self.preserve, logits.dtype)
             return act(logits + shift) / size
         return ACTIVATIONS[self.activation](logits)
 

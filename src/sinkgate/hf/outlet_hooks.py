@@ -28,9 +28,9 @@ class Before(Hook):
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the attention module."""
-        self.outlet.x = args[0] if args else kwargs["hidden_states"]
+        self.outlet.seen.x = args[0] if args else kwargs["hidden_states"]
         if isinstance(self.outlet, ExtraKey):
-            self.outlet.rotation = kwargs.get("position_embeddings")
+            self.outlet.seen.rotation = kwargs.get("position_embeddings")
 
 
 class Projected(Hook):

@@ -86,8 +86,8 @@ class Place:
 
 def at(module: nn.Module) -> tuple[Place | None, Any]:
     """The place and the outlet of a module, or None (as for an outlet that is not active)."""
-    outlet = getattr(module, OUTLET, None)
-    return getattr(module, PLACE, None), outlet if outlet is not None and outlet.active else None
+    outlet = module._modules.get(OUTLET)
+    return module.__dict__.get(PLACE), outlet if outlet is not None and outlet.active else None
 
 
 def to_call(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kwargs: dict[str, Any],
@@ -143,11 +143,15 @@ def attend(
     if extra is None and (place is None or not (place.weightings or place.acts)):
         return base(module, query, key, value, attention_mask, **kwargs)
     place = place if place is not None else Place(0)
+    sinks, cap = kwargs.get("s_aux"), kwargs.get("softcap")
+    softmax = type(weighting) is Softmax and all(type(w) is Softmax for w, _ in place.weightings)
+    if softmax and extra is None and not place.acts and sinks is None and cap is None:
+        return base(module, query, key, value, attention_mask, **kwargs)  # a swap to what it is: no more than that
     call = to_call(module, query, key, value, attention_mask, kwargs, place.layer)
     if place.batch is not None:  # a cache that keeps a window holds the last tokens only
         gone = max(0, place.batch.past + query.shape[2] - key.shape[2])
         call = call.having(first=place.batch.first, gone=gone)
-    sinks = _flat(kwargs.get("s_aux"))
+    sinks = _flat(sinks)
     what = type(module).__name__
     call = call.having(weighting=with_sink(weighting, sinks, what))
     swapped = any(type(w) is not type(weighting) or w.tensors() or w != weighting for w, _ in place.weightings)

@@ -105,15 +105,16 @@ def _attend(
 ) -> Any:
     """``function`` computes ``weighting``; what stands at the module may want something else."""
     place, outlet = at(module)
+    adds = outlet is not None and outlet.adds_key
     if is_aside():
-        if outlet is not None:
+        if adds:
             extended(outlet, args, kwargs)  # it notes its token's key and value
         return function(module, *args, **kwargs)
-    listener = _listeners.get(id(module))
-    if place is not None or outlet is not None:
+    if adds:
+        kwargs = extended(outlet, args, kwargs)
+    if place is not None or adds:
         function = partial(attend, place, function, weighting)
-        if outlet is not None:
-            kwargs = extended(outlet, args, kwargs)
+    listener = _listeners.get(id(module))
     if listener is None:
         result = function(module, *args, **kwargs)
     else:

@@ -46,6 +46,27 @@ class Sizes:
     value_dim: int
 
 
+class Seen:
+    """What an outlet's hook noted of the pass under way; plain, since setting a module's attribute takes microseconds.
+
+    Args:
+        x: the layer's hidden state.
+        rotation: cosines and sines of the queries' positions.
+    """
+
+    __slots__ = ("rotation", "x")
+
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self.rotation: tuple[Tensor, Tensor] | None = None
+
+    def __deepcopy__(self, memo: Any) -> Seen:
+        return Seen()
+
+    def __reduce__(self) -> Any:
+        return Seen, ()
+
+
 class LayerOutlet(nn.Module):
     """An outlet at one layer; registered at its attention module as ``sinkgate_outlet``.
 
@@ -55,6 +76,7 @@ class LayerOutlet(nn.Module):
     """
 
     on: Tensor
+    adds_key = True  # whether it has something to say to an attention call
 
     def __init__(self, sizes: Sizes, heads: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -64,7 +86,7 @@ class LayerOutlet(nn.Module):
         self.register_buffer("on", on, persistent=False)
         self.everywhere = bool(on.all())
         self.active = True  # False: the layer is what it was (sg.without_outlets)
-        self.x: Tensor | None = None  # the layer's hidden state, while a pass is under way
+        self.seen = Seen()
 
     def extra(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Extra | None:
         """The key it adds to an attention call, or None."""
@@ -80,9 +102,6 @@ class LayerOutlet(nn.Module):
     def chosen(self) -> list[int]:
         """The heads it is for."""
         return [int(h) for h in self.on.nonzero().flatten()]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "x": None}
 
 
 class StartsAtNothing(LayerOutlet):

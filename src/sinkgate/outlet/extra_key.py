@@ -73,7 +73,6 @@ class ExtraKey(StartsAtNothing):
             del self.w
         self.made: tuple[Tensor, Tensor] | None = None  # a sink token's key and value, made in this pass
         self.recording = False
-        self.rotation: tuple[Tensor, Tensor] | None = None  # cos and sin of the queries' positions, in this pass
         if not isinstance(spec, SinkToken):
             self.key = nn.Parameter(torch.zeros(sizes.kv_heads, sizes.head_dim))
             if isinstance(spec, KVBias):
@@ -97,7 +96,7 @@ class ExtraKey(StartsAtNothing):
         wide = torch.promote_types(q.dtype, torch.float32)
         turned = q.to(wide)
         if getattr(self.spec, "distance", None) is not None:
-            rotation, self.rotation = self.rotation, None
+            rotation, self.seen.rotation = self.seen.rotation, None
             turned = unrotated(turned, rotation)
         grouped = turned.unflatten(1, (self.sizes.kv_heads, -1))
         logit = torch.einsum("bkgtd,kd->bkgt", grouped, key.to(wide)).flatten(1, 2) * scale
@@ -108,7 +107,7 @@ class ExtraKey(StartsAtNothing):
         return Extra(logit=logit, value=None if value is None else value[None])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "made": None, "rotation": None}
+        return {**self.__dict__, "made": None}
 
 
 def unrotated(q: Float[Tensor, "b h t d"], rotation: tuple[Tensor, Tensor] | None) -> Float[Tensor, "b h t d"]:

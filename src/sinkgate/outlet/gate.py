@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sinkgate.errors import ArgumentError
-from sinkgate.gate import Gate
+from sinkgate.gate import ACTIVATIONS, Gate
+from sinkgate.gate.spec import start
 from sinkgate.nn.gate import OutputGate
 from sinkgate.outlet.base import LayerOutlet, Sizes
 
@@ -45,6 +47,8 @@ class GateOutlet(LayerOutlet):
         spec: the gate.
     """
 
+    adds_key = False
+
     def __init__(self, sizes: Sizes, heads: Sequence[int] | None, spec: Gate) -> None:
         check_start(spec)
         super().__init__(sizes, None)
@@ -56,16 +60,30 @@ class GateOutlet(LayerOutlet):
         on[list(range(count)) if heads is None else list(heads)] = True
         self.register_buffer("on", on, persistent=False)
         self.everywhere = bool(on.all())
+        self._shift: Tensor | None = None  # b₀ for every logit, made when it is first needed
 
     def apply_to(self, y: Tensor, heads: int) -> Tensor:
         """``y`` ``[b, t, heads, width]`` (``heads`` 1 at G5) behind the gate."""
-        assert self.x is not None
-        x, self.x = self.x, None  # used once a pass: not kept alive until the next
+        x, self.seen.x = self.seen.x, None  # used once a pass: not kept alive until the next
+        assert x is not None
         gate = self.gate
+        few = self.spec.preserve is not None and self.everywhere and gate.proj is not None
+        if few and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return y * self._value(x, heads)
         flat = gate.proj(x) if gate.proj is not None else gate.logits.expand(*x.shape[:2], -1)  # type: ignore[union-attr]
         logits = flat.unflatten(-1, (1 if self.spec.shared else heads, -1))
         gated = self.spec.apply(y, logits)
         return gated if self.everywhere else torch.where(self.on[:, None], gated, y)
+
+    def _value(self, x: Tensor, heads: int) -> Tensor:
+        """The gate's values in few operations, for decoding: b₀ as the projection's bias, the rest in place."""
+        assert self.gate.proj is not None
+        weight = self.gate.proj.weight
+        shift, size = start(self.spec.activation, float(self.spec.preserve or 0.0), weight.dtype)
+        if self._shift is None or self._shift.dtype != weight.dtype or self._shift.device != weight.device:
+            self._shift = torch.full((weight.shape[0],), shift, dtype=weight.dtype, device=weight.device)
+        value = ACTIVATIONS[self.spec.activation](F.linear(x, weight, self._shift)).div_(size)
+        return value.view(*x.shape[:2], 1 if self.spec.shared else heads, -1)
 
     def gate_output(self, out: Tensor) -> Tensor:
         """See the base."""
