@@ -89,17 +89,14 @@ def repeated(chinese: bool) -> str:
         r = model["repeated"]
         where = ", ".join(map(str, r["where"])) or "nowhere"
         more = f" and {r['sinks'] - len(r['where'])} more" if r["sinks"] > len(r["where"]) else ""
-        rows.append([model["model"], f"{r['tokens']} × {r['token']!r}", where + more, f"{r['first_mass']:.3f} ({r['null_mass']:.3f})",
-                     f"{r['like_first']:.0%}", f"{r['loss']:.3f} → {r['evicted']:.3f}"])  # fmt: skip
+        text = f"{r['tokens']} × {r['token']!r}" + (f" behind {r['before']!r}" if r["before"] else "")
+        rows.append([model["model"], text, where + more, f"{r['first_mass']:.3f} ({r['null_mass']:.3f})",
+                     f"{r['like_first']:.0%}", f"{r['loss']:.3f} → {r['evicted']:.3f}", f"{r['control']:.3f}"])  # fmt: skip
     head = [
-        "model",
-        "text",
-        "sinks at",
-        "first copy's mass (null)",
-        "copies that look like the first",
-        "loss, first copy evicted",
-    ]
-    return table(head, list({r[0]: r for r in rows}.values()))
+        "model", "text", "sinks at", "first token's mass (null)", "later tokens that look like it",
+        "loss, first token evicted", "a copy evicted",
+    ]  # fmt: skip
+    return table(head, list({r[0] + r[1]: r for r in rows}.values()))
 
 
 def fold(chinese: bool) -> str:
