@@ -10,7 +10,6 @@ from benchmarks.common import write
 
 ARMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("smollm2-135m", {}),
-    ("smollm2-135m", {"distance": 128}),
     ("smollm2-135m", {"distance": 256}),
     ("gemma3-270m", {}),
 )
@@ -22,7 +21,7 @@ def main() -> None:
     arms = []
     for name, settings in ARMS:
         loaded = sg.load(name)
-        _, found = sg.fold_sink(loaded.model, loaded.tokenizer, samples=8, **settings)
+        _, found = sg.fold_sink(loaded.model, loaded.tokenizer, samples=6, **settings)
         print(found, flush=True)
         rows = {}
         for way, losses in found.rows.items():

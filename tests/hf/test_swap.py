@@ -208,8 +208,13 @@ def test_generate_with_padding_and_a_static_cache() -> None:
         both = model.generate(x, **settings)
         alone = model.generate(x[:1, 4:], max_new_tokens=8, do_sample=False, pad_token_id=1)
         static = model.generate(x, cache_implementation="static", disable_compile=True, **settings)
+        # without padding a prompt comes without a mask, into a cache that is longer than it
+        whole = model.generate(x, max_new_tokens=8, do_sample=False, pad_token_id=1)
+        prompt = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
+        into = model.generate(x, cache_implementation="static", disable_compile=True, **prompt)
     assert torch.equal(both[0, 4:], alone[0])
     assert torch.equal(static, both)
+    assert torch.equal(into, whole)
 
 
 def test_packed_position_ids_keep_documents_apart() -> None:
