@@ -6,18 +6,21 @@ from typing import Any
 
 from benchmarks.common import write
 
-MODELS = (("smollm2-135m", "auto", 4), ("gemma3-270m", "yes", 4), ("gemma3-270m", "no", 4))
+FEW = ("evict", "start", "scalar gate", "constant gate", "transplant")
+MODELS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("smollm2-135m", "auto", {"confirm": 4, "sweep": (16,)}),
+    ("gemma3-270m", "yes", {"confirm": 0, "acts": FEW}),
+    ("gemma3-270m", "no", {"confirm": 0, "acts": FEW}),
+)
 
 
 def main() -> None:
     import sinkgate as sg
 
     models = []
-    for name, bos, confirm in MODELS:
+    for name, bos, settings in MODELS:
         loaded = sg.load(name)
-        found = sg.intervene(
-            loaded.model, loaded.tokenizer, tokens=512, samples=4, bos=bos, confirm=confirm, sweep=(16,), name=name
-        )
+        found = sg.intervene(loaded.model, loaded.tokenizer, tokens=512, samples=4, bos=bos, name=name, **settings)
         print(found, flush=True)
         repeated = sg.repeated_tokens(loaded.model, loaded.tokenizer, token=" the")
         print(repeated, flush=True)

@@ -24,14 +24,21 @@ def signed(row: dict[str, Any], mean: str, low: str, high: str) -> str:
     return f"{row[mean]:+.3f} ({row[low]:+.3f} to {row[high]:+.3f})"
 
 
-SHORT = ("evict", "masked from the start", "scalar gate", "constant gate", "transplant: another text")
+SHORT = (
+    "evict",
+    "masked from the start",
+    "scalar gate",
+    "constant gate",
+    "constant gate, v_s = 0",
+    "transplant: another text",
+)
 CHINESE = {
     "evict": "逐出", "masked from the start": "从一开始就屏蔽（只是让下一个标记成为第一个）",
-    "scalar gate": "标量门：权重保留，v = 0", "constant gate": "常数门：g 取均值", "transplant: another text": "移植：另一文本首标记的键与值",
+    "scalar gate": "标量门：权重保留，v = 0", "constant gate": "常数门：g 取均值", "constant gate, v_s = 0": "常数门，且 v = 0", "transplant: another text": "移植：另一文本首标记的键与值",
 }  # fmt: skip
 ENGLISH = {
     "evict": "evicted", "masked from the start": "masked from the start (the next token becomes the first)",
-    "scalar gate": "scalar gate: weights kept, v = 0", "constant gate": "constant gate: g at its mean",
+    "scalar gate": "scalar gate: weights kept, v = 0", "constant gate": "constant gate: g at its mean", "constant gate, v_s = 0": "constant gate and v = 0",
     "transplant: another text": "transplant: key and value of another text's first token",
 }  # fmt: skip
 

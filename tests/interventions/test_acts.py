@@ -84,7 +84,7 @@ def scalar_gate(p: int, burn: int) -> Any:
     return change
 
 
-def constant_gate(p: int, burn: int) -> Any:
+def constant_gate(p: int, burn: int, write: float = 1.0) -> Any:
     """Beside a learned sink logit too: ``o = p_s v_s + (1 − p_s)·rest``, the rest with the logit in its denominator."""
 
     def change(_l: int, a: Tensor, s: Tensor, _k: Tensor, v: Tensor, _w: Any, sinks: Tensor | None) -> Tensor:
@@ -95,7 +95,7 @@ def constant_gate(p: int, burn: int) -> Any:
         s = s.clone()
         s[..., p] = -1e30
         content = (softmax(s, sinks) @ v)[:, :, rows]
-        mixed = mean * v[:, :, None, p] + (1 - mean) * content
+        mixed = write * mean * v[:, :, None, p] + (1 - mean) * content
         out[:, :, rows] = torch.where(seen[..., None], mixed, out[:, :, rows])
         return out
 
@@ -133,7 +133,9 @@ HEADS = [(1, 2), (1, 5), (2, 0)]
 
 @pytest.mark.parametrize("heads", [None, HEADS], ids=["everywhere", "some heads"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("what", ["evict", "start", "several", "scalar", "constant", "transplant", "value", "late"])
+@pytest.mark.parametrize(
+    "what", ["evict", "start", "several", "scalar", "constant", "nothing", "transplant", "value", "late"]
+)
 def test_against_dense_weights(what: str, name: str, heads: Any) -> None:
     model, x = tiny(name, dtype=torch.float64), ids()
     present = {a.layer for a in attention_layers(model)}
@@ -147,6 +149,7 @@ def test_against_dense_weights(what: str, name: str, heads: Any) -> None:
         "late": (sg.Evict(30, BURN), evict((30,), BURN)),
         "scalar": (sg.ScalarGate(2, BURN), scalar_gate(2, BURN)),
         "constant": (sg.ConstantGate(1, BURN), constant_gate(1, BURN)),
+        "nothing": (sg.ConstantGate(1, BURN, write=False), constant_gate(1, BURN, 0.0)),
         "transplant": (sg.Transplant(0, BURN, other), transplant(0, BURN, other, True, True)),
         "value": (sg.MeanValue(3, BURN, third), transplant(3, BURN, third, False, True)),
     }

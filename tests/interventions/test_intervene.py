@@ -49,6 +49,7 @@ def everything() -> Effects:
 def test_every_arm_stands_beside_its_control(everything: Effects) -> None:
     labels = [
         "evict", "evict from query 12", "evict from query 30", "masked from the start", "scalar gate", "constant gate",
+        "constant gate, v_s = 0",
         "transplant: another text", "transplant: BOS", "transplant: mean of other texts", "key kept, value 0 from query 1",
         "mean value", "massive activations to 0", "massive activations to their mean",
     ]  # fmt: skip

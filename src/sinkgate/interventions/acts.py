@@ -108,9 +108,12 @@ class ScalarGate(_AtKeys):
 class ConstantGate(_AtKeys):
     """``g`` becomes its mean over the concerned queries of the sample: ``(1−ḡ) v_s + ḡ Σβv``.
 
-    What is lost is the gate's dependence on the query, and nothing else. A query that does not see the sink (a window)
-    keeps its output. The mean looks at later queries too: this is a question put to the model, not a way to run it.
+    What is lost is the gate's dependence on the query, and nothing else; with ``write=False`` what the sink writes is lost
+    too, ``ḡ Σβv``, as under the scalar gate. A query that does not see the sink (a window) keeps its output. The mean looks
+    at later queries too: this is a question put to the model, not a way to run it.
     """
+
+    write: bool = True
 
     name: ClassVar[str] = "constant gate"
 
@@ -136,7 +139,9 @@ class ConstantGate(_AtKeys):
             content, alone = run(part.without(marked)), part.only(marked)
             # beside a learned sink logit the sink alone has less than 1
             sink = run(alone).to(mean.dtype) / self._share(alone, positions, run).clamp_min(TINY)
-            mixed = mean * sink + (1 - mean) * content.to(mean.dtype)
+            mixed = (1 - mean) * content.to(mean.dtype)
+            if self.write:
+                mixed = mixed + mean * sink
             parts.append(torch.where(here > 0, mixed.to(content.dtype), content))
         return torch.cat(parts, 2)
 

@@ -52,7 +52,10 @@ def acts_at(name: str, burn_in: int, sweep: Sequence[int], donors: Donors) -> li
         return mean_values(burn_in, donors)
     if name == "transplant":
         return transplants(burn_in, donors)
-    return [plain(name, {"scalar gate": ScalarGate, "constant gate": ConstantGate}[name], burn_in)]
+    if name == "scalar gate":
+        return [plain(name, ScalarGate, burn_in)]
+    nothing = both("constant gate, v_s = 0", lambda _, p: ConstantGate((p,), burn_in, write=False))
+    return [plain(name, ConstantGate, burn_in), nothing]
 
 
 def transplants(burn_in: int, donors: Donors) -> list[Arm]:
