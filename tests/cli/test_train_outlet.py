@@ -77,6 +77,18 @@ def test_a_model_saved_with_its_outlet_is_diagnosed_with_it(run: Run, here: dict
     assert json.loads(done.out)["unmeasured"] == []
 
 
+def test_an_interrupt_says_that_it_can_go_on(run: Run, here: dict[str, str], tmp_path: Path, monkeypatch: Any) -> None:
+    import sinkgate.lab.train_outlet as module
+
+    def stop(*_a: Any, **_k: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "train", stop)
+    done = run("train-outlet", here["model"], "--data", *here["texts"].split(), *SHORT, "--out", str(tmp_path / "out"))
+    assert done.code == 130
+    assert done.err.strip() == "sinkgate: interrupted; what --out holds stays: go on with --resume"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

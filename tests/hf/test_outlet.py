@@ -380,7 +380,9 @@ def test_half_precision() -> None:
         exact = tiny("llama").float()
         exact.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
         for one in (model, exact):
-            scramble(sg.add_outlet(one, "kv_bias", ids=ids(100)))
+            found = sg.add_outlet(one, "kv_bias", ids=ids(100))
+            assert all(layer.w.dtype == layer.level.dtype == torch.float32 for layer in found.layers.values())
+            scramble(found)
         with torch.no_grad():
             for a, b in zip(sg.outlets(model).layers.values(), sg.outlets(exact).layers.values(), strict=True):
                 b.level.copy_(a.level)

@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(_module(args.verb).run(args))
     except KeyboardInterrupt:
-        return _say("interrupted; nothing was written", 130, debug=args.debug)
+        left = getattr(_module(args.verb), "INTERRUPTED", "nothing was written")
+        return _say(f"interrupted; {left}", 130, debug=args.debug)
     except SinkgateError as err:
         return _say(str(err), err.exit_code, debug=args.debug)
     except BrokenPipeError:  # the reader of our output went away; that is its business

@@ -13,7 +13,9 @@ from typing import Any
 from sinkgate.cli.diagnose import DEFAULT_MODEL, read_texts, writable
 from sinkgate.errors import ArgumentError
 
-__all__ = ["arguments", "run"]
+__all__ = ["INTERRUPTED", "arguments", "run"]
+
+INTERRUPTED = "what --out holds stays: go on with --resume"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -143,9 +143,7 @@ def add_outlet(
             sizes = Sizes(
                 attention.layer, hidden.shape[-1], call.q.shape[1], call.k.shape[1], call.q.shape[-1], call.v.shape[-1]
             )
-            made[attention.layer] = _make(spec, sizes, some, found_levels.get(attention.layer)).to(
-                call.q.device, call.q.dtype
-            )
+            made[attention.layer] = _make(spec, sizes, some, found_levels.get(attention.layer)).for_model(call.q)
             if isinstance(spec, Gate) and spec.position in ("G2", "G3", "G4"):
                 which = {"G4": 0, "G3": 1, "G2": 2}[spec.position]
                 found = find_columns(model, attention.module, args, kwargs, which, attention.name)

@@ -99,6 +99,10 @@ class LayerOutlet(nn.Module):
     def project(self) -> None:
         """Bring the parameters back to where they must be, after an update."""
 
+    def for_model(self, like: Tensor) -> LayerOutlet:
+        """On a tensor's device and in its dtype."""
+        return self.to(like.device, like.dtype)
+
     def chosen(self) -> list[int]:
         """The heads it is for."""
         return [int(h) for h in self.on.nonzero().flatten()]
@@ -132,6 +136,16 @@ class StartsAtNothing(LayerOutlet):
         self.level.copy_(level.median)
         self.w.copy_(start * (level.lowest - level.median).clamp_max(0).exp())
         self.project()
+
+    def for_model(self, like: Tensor) -> LayerOutlet:
+        """As the base does it, but w and its level have at least float32: half precision has no steps for a small w."""
+        level, w = self.level, self._parameters.get("w")
+        super().for_model(like)
+        wide = torch.promote_types(like.dtype, torch.float32)
+        self.level = level.to(like.device, wide)
+        if w is not None:
+            self.w = nn.Parameter(w.detach().to(like.device, wide))
+        return self
 
     def logit(self) -> Float[Tensor, " h"]:
         """``c_h + ln w_h``; −∞ at heads it is not for. In float64 where w is."""
