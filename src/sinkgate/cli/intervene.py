@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, nargs="+", metavar="L", help="act only in these layers")
     add("--heads", type=_head, nargs="+", metavar="L.H", help="act only in these heads, such as 5.3")
     add("--tokens", type=int, default=512, metavar="N", help="tokens per text (default: %(default)s)")
-    add("--samples", type=int, default=8, metavar="N", help="texts at most (default: %(default)s)")
+    add("--samples", type=int, default=4, metavar="N", help="texts at most (default: %(default)s)")
     add("--burn-in", type=int, metavar="N", help="queries that are left alone (default: 64)")
     add("--sweep", type=int, nargs="+", default=[], metavar="N", help="other burn-ins for eviction")
     add("--confirm", type=int, default=6, metavar="N",

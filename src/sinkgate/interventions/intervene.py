@@ -38,7 +38,7 @@ def intervene(
     layers: int | Iterable[int] | None = None,
     heads: Iterable[Sequence[int]] | None = None,
     tokens: int = 512,
-    samples: int = 8,
+    samples: int = 4,
     burn_in: int | None = None,
     sweep: Sequence[int] = (),
     confirm: int = 6,
