@@ -12,7 +12,7 @@ import sinkgate as sg
 from hf.test_reading import assert_same, state
 from interventions.test_acts import BURN, ids
 from models import tiny
-from sinkgate.errors import ArgumentError, UnsupportedError
+from sinkgate.errors import ArgumentError
 from sinkgate.hf.anatomy import forward
 
 
@@ -122,5 +122,3 @@ def test_errors() -> None:
     ):
         with pytest.raises(ArgumentError, match=words), sg.acting(model, act, **arguments):
             pass
-    with sg.acting(model, sg.Evict(0)), pytest.raises(UnsupportedError, match="act is under way"):
-        sg.set_weighting(model, "softpick")

@@ -23,7 +23,7 @@ from sinkgate.hf import compat
 from sinkgate.hf.call import call_visibility, to_site
 from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.output import OutputFinder
-from sinkgate.hf.place import OUTLET, at
+from sinkgate.hf.place import OUTLET, STOCK, at
 from sinkgate.hf.register import OUR_NAMES, is_ours, listen, register, stop_listening
 from sinkgate.site import OutputMap
 
@@ -137,21 +137,19 @@ def reading(model: nn.Module, listener: Any) -> Iterator[None]:
         UnsupportedError: an attention implementation whose calls cannot be shown, or a second reading.
     """
     register()
-    changed = []
+    holder, held = object(), []
     try:
         for config in compat.configs(model):
-            current = compat.implementation(config)
-            if (name := own_name(current)) != current:
-                compat.set_implementation(config, name)
-                changed.append((config, current))
+            compat.hold(config, holder, own_name)
+            held.append(config)
         listen(model, listener)
         try:
             yield
         finally:
             stop_listening(model)
     finally:
-        for config, current in changed:
-            compat.set_implementation(config, current)
+        for config in held:
+            compat.release(config, holder, STOCK)
 
 
 def own_name(current: str | None) -> str | None:

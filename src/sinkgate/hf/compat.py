@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +21,13 @@ __all__ = [
     "config",
     "configs",
     "eager_function",
+    "forward_embedding",
+    "hold",
     "implementation",
     "input_device",
     "interfaces",
     "module_lists",
+    "release",
     "set_implementation",
     "stock_function",
 ]
@@ -66,6 +70,40 @@ def implementation(config: Any) -> str | None:
 def set_implementation(config: Any, name: str | None) -> None:
     """Write it without the checks and side effects of ``set_attn_implementation``."""
     config._attn_implementation_internal = name
+
+
+@dataclass
+class _Held:
+    config: Any
+    original: str | None
+    holders: list[object]
+
+
+_held: dict[int, _Held] = {}  # id of a config -> who needs our name in it
+
+
+def hold(config: Any, holder: object, name: Callable[[str | None], str | None]) -> None:
+    """Write the name that ``name`` makes of a config's implementation, until the last holder lets go.
+
+    Swaps, acts, outlets and readings of one model (or of several that share a config) come and go in any order.
+    """
+    ours = name(implementation(config))  # may refuse
+    found = _held.setdefault(id(config), _Held(config, implementation(config), []))
+    found.holders.append(holder)
+    set_implementation(config, ours)
+
+
+def release(config: Any, holder: object, stock: dict[str, str]) -> None:
+    """Let go; the last holder brings the original back. ``stock``: our name → theirs, for a copied model's config."""
+    found = _held.get(id(config))
+    if found is None:
+        current = implementation(config)
+        set_implementation(config, stock.get(current or "", current))
+        return
+    found.holders = [h for h in found.holders if h is not holder and h != holder]
+    if not found.holders:
+        del _held[id(config)]
+        set_implementation(config, found.original)
 
 
 def stock_function(name: str) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from sinkgate.hf.first_token import alone, before_text
 from sinkgate.hf.layers import Attention, attention_layers, chosen, evaluating
 from sinkgate.hf.levels import levels, mean_embedding
 from sinkgate.hf.outlet_hooks import Before, Hook, MakeToken, Projected, Written
-from sinkgate.hf.place import OUTLET
+from sinkgate.hf.place import OUTLET, STOCK, at
 from sinkgate.hf.projections import Columns, find_columns
 from sinkgate.hf.register import OUR_NAMES, register
 from sinkgate.outlet import (
@@ -188,7 +188,6 @@ def remove_outlet(model: nn.Module) -> None:
         ArgumentError: it has none.
     """
     outlets(model)
-    kept = model.__dict__.pop(_KEPT)
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key in [k for k, hook in hooks.items() if isinstance(hook, Hook)]:
@@ -197,9 +196,11 @@ def remove_outlet(model: nn.Module) -> None:
         module._modules.pop(OUTLET, None)
     if "sinkgate_token" in model._parameters:
         del model._parameters["sinkgate_token"]
-    for config, name in zip(compat.configs(model), kept["names"], strict=True):
-        compat.set_implementation(config, name)
+    others = any(at(module)[0] is not None for module in model.modules())
+    for config in compat.configs(model):
+        compat.release(config, ("outlet", id(model)), {} if others else STOCK)
     compat.config(model).__dict__.pop(OUTLET, None)
+    del model.__dict__[_KEPT]
 
 
 @contextmanager
@@ -224,7 +225,7 @@ def _install(
 ) -> None:  # fmt: skip
     register()
     configs = compat.configs(model)
-    model.__dict__[_KEPT] = {"spec": spec, "names": [compat.implementation(c) for c in configs]}
+    model.__dict__[_KEPT] = {"spec": spec}
     for attention, outlet, layer, columns in parts:
         attention.module.add_module(OUTLET, outlet)
         distance = getattr(spec, "distance", None)
@@ -239,7 +240,7 @@ def _install(
         model.register_parameter("sinkgate_token", token)
         model.register_forward_pre_hook(MakeToken(), with_kwargs=True)
     for config in configs:
-        compat.set_implementation(config, own_name(compat.implementation(config)) or OUR_NAMES["sdpa"])
+        compat.hold(config, ("outlet", id(model)), lambda name: own_name(name) or OUR_NAMES["sdpa"])
     setattr(
         compat.config(model), OUTLET, describe(model)
     )  # written with the model, so that a saved one says what it has

@@ -26,12 +26,14 @@ __all__ = [
     "Act",
     "Batch",
     "Place",
+    "Swapped",
     "at",
     "attend",
     "extended",
     "gated",
     "placed",
     "put",
+    "take",
     "to_call",
     "weighted",
 ]
@@ -62,21 +64,44 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
+class Swapped:
+    """A weighting for some heads (None: all).
+
+    Args:
+        weighting: scores → weights.
+        heads: of the layer.
+        drop: whether a learned sink logit is left out by a weighting that has no place for it.
+        stays: until :func:`sinkgate.set_weighting` undoes it, not for a ``with``.
+    """
+
+    weighting: Weighting
+    heads: tuple[int, ...] | None = None
+    drop: bool = False
+    stays: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Acted:
+    """An act on some heads (None: all)."""
+
+    act: Act
+    heads: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Place:
     """What stands at one attention module.
 
     Args:
         layer: which layer it is.
-        weightings: ``(weighting, heads)`` in the order of swapping, the last that names a head counts; heads None: all.
-        drop: whether a learned sink logit is left out by a weighting that has no place for it.
-        acts: ``(act, heads)``, the innermost ``with`` last.
+        weightings: in the order of swapping; the last that names a head counts.
+        acts: the innermost ``with`` last.
         batch: shared by the model's places.
     """
 
     layer: int
-    weightings: tuple[tuple[Weighting, tuple[int, ...] | None], ...] = ()
-    drop: bool = False
-    acts: tuple[tuple[Act, tuple[int, ...] | None], ...] = ()
+    weightings: tuple[Swapped, ...] = ()
+    acts: tuple[Acted, ...] = ()
     batch: Batch | None = None
 
     def having(self, **changes: Any) -> Place:
@@ -144,7 +169,7 @@ def attend(
         return base(module, query, key, value, attention_mask, **kwargs)
     place = place if place is not None else Place(0)
     sinks, cap = kwargs.get("s_aux"), kwargs.get("softcap")
-    softmax = type(weighting) is Softmax and all(type(w) is Softmax for w, _ in place.weightings)
+    softmax = type(weighting) is Softmax and all(type(w.weighting) is Softmax for w in place.weightings)
     if softmax and extra is None and not place.acts and sinks is None and cap is None:
         return base(module, query, key, value, attention_mask, **kwargs)  # a swap to what it is: no more than that
     call = to_call(module, query, key, value, attention_mask, kwargs, place.layer)
@@ -154,7 +179,7 @@ def attend(
     sinks = _flat(sinks)
     what = type(module).__name__
     call = call.having(weighting=with_sink(weighting, sinks, what))
-    swapped = any(type(w) is not type(weighting) or w.tensors() or w != weighting for w, _ in place.weightings)
+    swapped = any(w.weighting.tensors() or w.weighting != weighting for w in place.weightings)
 
     def untouched(asked: Call) -> Tensor:
         if swapped:
@@ -166,8 +191,8 @@ def attend(
         return asked.run()
 
     run: Run = untouched
-    for act, heads in place.acts:
-        run = partial(_acted, act, heads, run)
+    for acted in place.acts:
+        run = partial(_acted, acted.act, acted.heads, run)
     return run(call).transpose(1, 2).contiguous(), None
 
 
@@ -188,19 +213,20 @@ def _acted(act: Act, heads: tuple[int, ...] | None, run: Run, call: Call) -> Ten
 def _by_head(call: Call, place: Place, sinks: Tensor | None, what: str) -> Tensor:
     """Each head with the last weighting that names it."""
     of = [-1] * len(call.query_heads)
-    for i, (_, heads) in enumerate(place.weightings):
+    for i, swapped in enumerate(place.weightings):
+        heads = swapped.heads
         of = [i if heads is None or head in heads else now for head, now in zip(call.query_heads, of, strict=True)]
 
     def run(part: Call, index: int) -> Tensor:
         if index < 0:  # as the model has it
             return part.run()
-        weighting = place.weightings[index][0]
+        weighting, drop = place.weightings[index].weighting, place.weightings[index].drop
         if weighting.tensors():
             rows = torch.tensor(part.query_heads, device=part.q.device)
             weighting = weighting.with_tensors(
                 **{n: x[rows.to(x.device)] if x.ndim == 1 else x for n, x in weighting.tensors().items()}
             )
-        z = None if sinks is None or (place.drop and type(weighting) is not Softmax) else sinks[list(part.query_heads)]
+        z = None if sinks is None or (drop and type(weighting) is not Softmax) else sinks[list(part.query_heads)]
         return part.having(weighting=with_sink(weighting, z, what)).run()
 
     if len(set(of)) == 1:
@@ -257,29 +283,49 @@ def is_aside() -> bool:
 # ---- putting places there -------------------------------------------------------------------------------------------
 
 
-def put(module: nn.Module, place: Place | None) -> None:
-    """Hang a place on a module, or take it away."""
-    if place is None or not (place.weightings or place.acts):
-        module.__dict__.pop(PLACE, None)
+STOCK = {"sinkgate_fused": "sdpa", "sinkgate_eager": "eager"}  # for a copied model, whose config nobody holds
+Entry = Swapped | Acted
+
+
+def put(module: nn.Module, layer: int, entry: Entry, batch: Batch | None = None) -> None:
+    """Add a swap or an act to what stands at a module."""
+    place = at(module)[0] or Place(layer)
+    if isinstance(entry, Swapped):
+        place = place.having(weightings=(*place.weightings, entry))
     else:
-        module.__dict__[PLACE] = place
+        place = place.having(acts=(*place.acts, entry))
+    module.__dict__[PLACE] = place.having(batch=place.batch or batch)
+
+
+def take(module: nn.Module, gone: Callable[[Entry], bool]) -> None:
+    """Take entries away; a place without any goes too."""
+    place = at(module)[0]
+    if place is None:
+        return
+    weightings = tuple(w for w in place.weightings if not gone(w))
+    acts = tuple(a for a in place.acts if not gone(a))
+    if weightings or acts:
+        module.__dict__[PLACE] = place.having(weightings=weightings, acts=acts)
+    else:
+        del module.__dict__[PLACE]
 
 
 @contextmanager
 def placed(
-    model: nn.Module, changes: Sequence[tuple[nn.Module, Place]], name: Callable[[str | None], str]
-) -> Iterator[None]:
-    """Inside, the modules have these places and the configs the implementation that ``name`` makes of theirs."""
-    before = [(module, at(module)[0]) for module, _ in changes]
-    names = [(config, compat.implementation(config)) for config in compat.configs(model)]
+    model: nn.Module, entries: Sequence[tuple[nn.Module, int, Entry]], name: Callable[[str | None], str | None],
+    batch: Batch | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Inside, these entries stand at their modules and the configs name us; left in any order, others' entries stay."""
+    holder, configs = object(), compat.configs(model)
+    mine = {id(entry) for _, _, entry in entries}
     try:
-        for config, current in names:
-            compat.set_implementation(config, name(current))
-        for module, place in changes:
-            put(module, place)
+        for config in configs:
+            compat.hold(config, holder, name)
+        for module, layer, entry in entries:
+            put(module, layer, entry, batch)
         yield
     finally:
-        for module, place_before in before:
-            put(module, place_before)
-        for config, current in names:
-            compat.set_implementation(config, current)
+        for module, _, _ in entries:
+            take(module, lambda entry: id(entry) in mine)
+        for config in configs:
+            compat.release(config, holder, STOCK)

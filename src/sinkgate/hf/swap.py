@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.layers import Attention, chosen
-from sinkgate.hf.place import OUTLET, Place, at, placed, put
+from sinkgate.hf.place import OUTLET, STOCK, Swapped, at, placed, put, take
 from sinkgate.hf.register import OUR_NAMES, is_ours, register
 from sinkgate.weighting import Weighting, as_weighting
 from sinkgate.weighting.softmax import Softmax
 
 __all__ = ["set_weighting", "swap"]
-
-_KEPT = "_sinkgate_implementations"  # on a model whose weighting was set: what its configs named before
 
 
 @contextmanager
@@ -46,9 +44,9 @@ def swap(
         ArgumentError: no such weighting, layer or head, or a field of the wrong length.
         UnsupportedError: the model's attention does not go through transformers' interface.
     """
-    changes = _changes(model, weighting, layers, heads, learned_sinks)
+    entries = _entries(model, weighting, layers, heads, learned_sinks)
     register()
-    with placed(model, changes, _fused):
+    with placed(model, entries, _fused):
         yield model
 
 
@@ -64,26 +62,26 @@ def set_weighting(
 
     It stays with the object and its copies; ``save_pretrained`` writes weights, not weightings: load again and set again.
     """
-    if any(at(module)[0] is not None and at(module)[0].acts for module in model.modules()):  # type: ignore[union-attr]
-        raise UnsupportedError(
-            "an act is under way on this model; leave its with before setting a weighting that stays"
-        )
     register()
+    holder = ("weighting", id(model))
     if weighting is None:
         if layers is not None or heads is not None:
             raise ArgumentError("set_weighting(model, None) undoes every swap that stays; it takes no layers or heads")
         for module in model.modules():
-            put(module, None)
-        for config, name in model.__dict__.pop(_KEPT, []):
-            compat.set_implementation(config, name)
+            take(module, lambda entry: isinstance(entry, Swapped) and entry.stays)
+        for config in compat.configs(model):
+            compat.release(config, holder, {} if _needed(model) else STOCK)
         return
-    changes = _changes(model, weighting, layers, heads, learned_sinks)
-    if _KEPT not in model.__dict__:
-        model.__dict__[_KEPT] = [(config, compat.implementation(config)) for config in compat.configs(model)]
+    entries = _entries(model, weighting, layers, heads, learned_sinks, stays=True)
     for config in compat.configs(model):
-        compat.set_implementation(config, _fused(compat.implementation(config)))
-    for module, place in changes:
-        put(module, place)
+        compat.hold(config, holder, _fused)
+    for module, layer, entry in entries:
+        put(module, layer, entry)
+
+
+def _needed(model: nn.Module) -> bool:
+    """Whether anything of ours still stands in a model."""
+    return any(at(module)[0] is not None or OUTLET in module._modules for module in model.modules())
 
 
 def _fused(name: str | None) -> str:
@@ -91,31 +89,28 @@ def _fused(name: str | None) -> str:
     return name if name is not None and is_ours(name) else OUR_NAMES["sdpa"]
 
 
-def _changes(
+def _entries(
     model: nn.Module, weighting: str | Weighting, layers: int | Iterable[int] | None,
-    heads: Iterable[Sequence[int]] | None, learned_sinks: str,
-) -> list[tuple[nn.Module, Place]]:  # fmt: skip
+    heads: Iterable[Sequence[int]] | None, learned_sinks: str, *, stays: bool = False,
+) -> list[tuple[nn.Module, int, Swapped]]:  # fmt: skip
     if learned_sinks not in ("keep", "drop"):
         raise ArgumentError(f"learned_sinks must be 'keep' or 'drop', got {learned_sinks!r}")
     found = as_weighting(weighting)
-    wanted = chosen(model, layers, heads)
-    changes = []
-    for layer, some in wanted:
+    entries = []
+    for layer, some in chosen(model, layers, heads):
         _check(found, layer)
-        if getattr(layer.module, OUTLET, None) is not None and type(found) is not Softmax:
+        if layer.module._modules.get(OUTLET) is not None and type(found) is not Softmax:
             raise UnsupportedError(
                 f"{layer.name} has an outlet, which was fitted to softmax; remove it before a swap (sg.remove_outlet)"
             )
-        place = at(layer.module)[0] or Place(layer.layer)
-        drop = learned_sinks == "drop"
-        changes.append((layer.module, place.having(weightings=(*place.weightings, (found, some)), drop=drop)))
+        entries.append((layer.module, layer.layer, Swapped(found, some, learned_sinks == "drop", stays)))
     if all(is_ours(compat.implementation(config)) for config in compat.configs(model)):
-        return changes
-    swapped = {id(module) for module, _ in changes}
+        return entries
+    swapped = {id(module) for module, _, _ in entries}
     for layer, _ in chosen(model, None, None):  # the others run as they were, learned sinks and softcap included
         if id(layer.module) not in swapped and at(layer.module)[0] is None:
-            changes.append((layer.module, Place(layer.layer, ((Softmax(), None),))))
-    return changes
+            entries.append((layer.module, layer.layer, Swapped(Softmax(), None, False, stays)))
+    return entries
 
 
 def _check(weighting: Weighting, layer: Attention) -> None:

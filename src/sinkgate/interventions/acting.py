@@ -13,7 +13,7 @@ from sinkgate.errors import ArgumentError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import own_name
 from sinkgate.hf.layers import chosen, decoder_blocks
-from sinkgate.hf.place import Batch, Place, at, placed
+from sinkgate.hf.place import Acted, Batch, at, placed
 from sinkgate.hf.register import OUR_NAMES, register
 
 __all__ = ["acting"]
@@ -64,14 +64,14 @@ def acting(
         )
     register()
     batch = Batch()
-    changes = []
+    entries = []
     for layer, some in chosen(model, layers, heads):
-        place = at(layer.module)[0] or Place(layer.layer)
-        if place.batch is not None:
+        place = at(layer.module)[0]
+        if place is not None and place.batch is not None:
             batch = place.batch
-        changes.append((layer.module, place.having(acts=(*place.acts, (act, some)), batch=batch)))
+        entries.append((layer.module, layer.layer, Acted(act, some)))
     with ExitStack() as stack:
-        stack.enter_context(placed(model, changes, lambda name: own_name(name) or OUR_NAMES["sdpa"]))
+        stack.enter_context(placed(model, entries, lambda name: own_name(name) or OUR_NAMES["sdpa"], batch))
         for module in _told(model):
             stack.callback(module.register_forward_pre_hook(_telling(batch), with_kwargs=True, prepend=True).remove)
         yield model
