@@ -100,9 +100,46 @@ def test_softcap_and_a_key_per_query_do_not_go_together() -> None:
     sg.add_outlet(model, "sink_logit")
     model(x)
     sg.remove_outlet(model)
-    sg.add_outlet(model, "key_bias")
-    with pytest.raises(UnsupportedError, match=r"softcap.*a sink_logit or a gate"):
-        model(x)
+    for outlet in ("key_bias", "kv_bias", "sink_token"):
+        with pytest.raises(UnsupportedError, match=r"softcap.*a sink_logit or a gate"):
+            sg.add_outlet(model, outlet)
+    model(x)
+
+
+def test_more_that_is_refused() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64}  # fmt: skip
+    model = BartForConditionalGeneration(BartConfig(**sizes)).eval()
+    with pytest.raises(UnsupportedError, match=r"attends in .* too"), sg.swap(model, "softmax1"):
+        pass
+    inner = tiny("llama")
+    sg.add_outlet(inner.model, "sink_logit")
+    with pytest.raises(UnsupportedError, match="a part of this model has an outlet"):
+        sg.add_outlet(inner, "gate")
+    with pytest.raises(ArgumentError, match=r"ids must be \[batch, tokens\]"):
+        sg.add_outlet(tiny("llama"), "sink_logit", ids=torch.arange(5))
+    with pytest.raises(UnsupportedError, match="positions are learned"):
+        sg.add_outlet(tiny("gpt2"), sg.KVBias(distance=4))
+
+
+def test_short_contexts_and_rearranged_layers() -> None:
+    model = tiny("gpt2")
+    short = type(model)(type(model.config)(**{**model.config.to_diff_dict(), "n_positions": 32})).eval()
+    sg.add_outlet(short, "sink_logit")
+    model = tiny("llama")
+    with torch.no_grad():
+        x = torch.randint(0, VOCABULARY, (1, 12))
+        with sg.swap(model, "softpick", layers=[0]):
+            pass
+        layers = model.model.layers
+        layers[0], layers[2] = layers[2], layers[0]
+        plain = [model.model.layers[i].self_attn for i in range(3)]
+        with sg.swap(model, "softpick", layers=[0]):
+            kinds = [a._sinkgate_place.weightings[-1].weighting.name for a in plain]
+            assert kinds == ["softpick", "softmax", "softmax"]
+            model(x)
 
 
 def test_a_model_without_the_interface() -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "release",
     "set_implementation",
     "stock_function",
+    "told",
 ]
 
 
@@ -145,6 +146,12 @@ def forward_embedding(model: torch.nn.Module, embedding: torch.Tensor, position:
     """One pass over one token given as an embedding ``[1, 1, D]``, at a position, without a cache."""
     where = torch.tensor([[position]], device=embedding.device)
     model(inputs_embeds=embedding, position_ids=where, use_cache=False)
+
+
+def told(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules that are given a 2-D attention mask: the model, and the one inside it, which may be called alone."""
+    inner = getattr(model, getattr(model, "base_model_prefix", "") or " ", None)
+    return [model, inner] if isinstance(inner, torch.nn.Module) and inner is not model else [model]
 
 
 def module_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleList]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
-from sinkgate.hf.anatomy import reading
+from sinkgate.hf.anatomy import forward, reading
 from sinkgate.hf.layers import attention_layers, evaluating
 
-__all__ = ["alone", "before_text", "learned_positions"]
+__all__ = ["alone", "before_text", "check_rotation", "learned_positions"]
 
 
 def alone(model: nn.Module, embeddings: Tensor, position: int) -> dict[int, tuple[Tensor, Tensor]]:
@@ -38,10 +40,8 @@ def alone(model: nn.Module, embeddings: Tensor, position: int) -> dict[int, tupl
 
 
 def learned_positions(model: nn.Module) -> bool:
-    """Whether positions are rows of a table (GPT-2) instead of rotations."""
-    limit = getattr(compat.config(model).get_text_config(), "max_position_embeddings", None)
-    tokens = model.get_input_embeddings()  # type: ignore[operator]
-    return any(isinstance(m, nn.Embedding) and m is not tokens and m.num_embeddings == limit for m in model.modules())
+    """Whether positions are rows of a table (GPT-2, OPT, GPT-J) instead of rotations that the model hands its layers."""
+    return not all(a.rotary for a in attention_layers(model))
 
 
 def before_text(model: nn.Module) -> int:
@@ -55,3 +55,39 @@ def half_split(q: Tensor, rotation: tuple[Tensor, Tensor]) -> bool:
 
     back = unrotated(q.float(), rotation)
     return bool((back - back[:, :, :1]).norm() <= 1e-3 * back.norm())
+
+
+def check_rotation(model: nn.Module) -> None:
+    """A fixed distance needs queries turned back from their positions, in the layout that we know.
+
+    Raises:
+        UnsupportedError: learned positions, or another layout.
+    """
+    if learned_positions(model):
+        raise UnsupportedError(
+            "this model's positions are learned, not rotations: an outlet's key has no distance; distance=None"
+        )
+    first = attention_layers(model)[0]
+    seen: list[tuple[Tensor, tuple[Tensor, Tensor] | None]] = []
+    rotations: list[Any] = []
+    hook = first.module.register_forward_pre_hook(
+        lambda _m, _a, kwargs: rotations.append(kwargs.get("position_embeddings")), with_kwargs=True
+    )
+
+    class Look:
+        def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module is first.module:
+                seen.append((args[0] if args else kwargs["query"], rotations[-1]))
+            return function(module, *args, **kwargs)
+
+    try:
+        with torch.no_grad(), evaluating(model), reading(model, Look()):
+            forward(model, torch.full((1, 12), 2, device=compat.input_device(model)))
+    finally:
+        hook.remove()
+    q, rotation = seen[0]
+    if rotation is None or first.layer != 0 or not half_split(q, rotation):
+        raise UnsupportedError(
+            f"the rotation of {first.name} is not the half-split one of Llama that a fixed distance needs; use distance=None, "
+            "which places the key before the text"
+        )

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward, reading
-from sinkgate.hf.first_token import alone, before_text, half_split, learned_positions
+from sinkgate.hf.first_token import alone, before_text
 from sinkgate.hf.layers import attention_layers, evaluating
 from sinkgate.hf.outlet import Outlets, add_outlet
 from sinkgate.outlet import ExtraKey, KVBias
@@ -30,8 +30,9 @@ def fold(
 ) -> Outlets:
     """Give a model its own first token's key and value as an outlet (a ``kv_bias`` that is scored as it is).
 
-    With ``distance=None`` the folded key stands at position −1: the model then computes on any text exactly what it would
-    compute with that token in front. Layers with a sliding window are left out unless ``layers`` names them: there the
+    With ``distance=None`` the folded key stands at position −1: where positions are rotations, the model then computes on any
+    text exactly what it would compute with that token in front. Where they are learned (GPT-2, OPT) it stands at their first,
+    which the text's own first token has too: near that, not exactly. Layers with a sliding window are left out unless ``layers`` names them: there the
     first token leaves the window by itself.
 
     Args:
@@ -48,8 +49,6 @@ def fold(
     rows = [int(t) for t in tokens]
     if not rows:
         raise ArgumentError("tokens is empty: name the first token(s) to fold")
-    if distance is not None:
-        _check_rotation(model, rows[0])
     found = add_outlet(model, KVBias(start=None, distance=distance), layers=_full(model, layers, heads), heads=heads)
     table = model.get_input_embeddings()  # type: ignore[operator]
     embeddings = table(torch.tensor(rows, device=compat.input_device(model)))  # asked, not read: Gemma scales them
@@ -96,35 +95,3 @@ def _windows(model: nn.Module) -> dict[int, int | None]:
     with evaluating(model), reading(model, Look()):
         forward(model, torch.tensor([[2, 3]], device=compat.input_device(model)))
     return found
-
-
-def _check_rotation(model: nn.Module, token: int) -> None:
-    """A fixed distance needs queries turned back from their positions, in the layout that we know."""
-    if learned_positions(model):
-        raise UnsupportedError(
-            "this model's positions are learned, not rotations: a folded key has no distance; distance=None"
-        )
-    first = attention_layers(model)[0]
-    seen: list[tuple[Tensor, tuple[Tensor, Tensor] | None]] = []
-    rotations: list[Any] = []
-    hook = first.module.register_forward_pre_hook(
-        lambda _m, _a, kwargs: rotations.append(kwargs.get("position_embeddings")), with_kwargs=True
-    )
-
-    class Look:
-        def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if module is first.module:
-                seen.append((args[0] if args else kwargs["query"], rotations[-1]))
-            return function(module, *args, **kwargs)
-
-    try:
-        with evaluating(model), reading(model, Look()):
-            forward(model, torch.full((1, 12), token, device=compat.input_device(model)))
-    finally:
-        hook.remove()
-    q, rotation = seen[0]
-    if rotation is None or first.layer != 0 or not half_split(q, rotation):
-        raise UnsupportedError(
-            f"the rotation of {first.name} is not the half-split one of Llama that a fixed distance needs; use distance=None, "
-            "which places the folded key before the text"
-        )

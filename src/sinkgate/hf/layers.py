@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkgate.errors import ArgumentError
+from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import _layers, _nothing, _Watch, forward, reading
 
@@ -28,9 +28,11 @@ class Attention:
     block: nn.Module
     heads: int
     kv_heads: int
+    rotary: bool  # whether it is given cosines and sines of positions
 
 
-_found: weakref.WeakKeyDictionary[nn.Module, tuple[list[Attention], list[nn.Module]]] = weakref.WeakKeyDictionary()
+Parts = tuple[list[Attention], list[nn.Module]]
+_found: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], Parts]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -60,12 +62,11 @@ def decoder_blocks(model: nn.Module) -> list[nn.Module]:
     return _parts(model)[1]
 
 
-def _parts(model: nn.Module) -> tuple[list[Attention], list[nn.Module]]:
+def _parts(model: nn.Module) -> Parts:
+    modules = tuple(id(module) for module in model.modules())
     known = _found.get(model)
-    if known is not None:
-        present = {id(module) for module in model.modules()}
-        if all(id(layer.module) in present for layer in known[0]):
-            return known
+    if known is not None and known[0] == modules:
+        return known[1]
     watch = _Watch(model)
     ids = torch.arange(2, 6, device=compat.input_device(model))[None]
     with evaluating(model), torch.no_grad(), reading(model, watch), watch.watching():
@@ -76,13 +77,21 @@ def _parts(model: nn.Module) -> tuple[list[Attention], list[nn.Module]]:
     sizes: dict[int, Any] = {}
     for call in watch.calls:
         sizes.setdefault(id(call.module), (call.q.shape[1], call.k.shape[1]))
-    found = [
-        Attention(layer.index, layer.name, layer.attention, layer.block, *sizes[id(layer.attention)])
-        for layer in layers
-        if layer.attention is not None
-    ]
-    _found[model] = (found, [layer.block for layer in layers])
-    return _found[model]
+    found = []
+    for layer in layers:
+        if layer.attention is not None:
+            rotary = watch.inputs[id(layer.attention)][1].get("position_embeddings") is not None
+            heads, kv_heads = sizes.pop(id(layer.attention), (0, 0))
+            found.append(Attention(layer.index, layer.name, layer.attention, layer.block, heads, kv_heads, rotary))
+    if sizes:  # cross-attention, another stack: what is not known as a layer would be left as it is without a word
+        others = [name for name, module in model.named_modules() if id(module) in sizes]
+        raise UnsupportedError(
+            f"{type(model).__name__} attends in {', '.join(others[:3])} too, which is no decoder layer's own attention; only "
+            "models with one stack of layers, each attending once, can be changed"
+        )
+    parts = (found, [layer.block for layer in layers])
+    _found[model] = (modules, parts)
+    return parts
 
 
 def chosen(

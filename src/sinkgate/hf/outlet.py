@@ -14,10 +14,10 @@ from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.gate import Gate
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import Layer, _Watch, forward, own_name, reading, trace
-from sinkgate.hf.first_token import alone, before_text
+from sinkgate.hf.first_token import alone, before_text, check_rotation, learned_positions
 from sinkgate.hf.layers import Attention, attention_layers, chosen, evaluating
 from sinkgate.hf.levels import levels, mean_embedding
-from sinkgate.hf.outlet_hooks import Before, Hook, MakeToken, Projected, Written
+from sinkgate.hf.outlet_hooks import Before, Hook, MakeToken, Positions, Projected, Written
 from sinkgate.hf.place import OUTLET, STOCK, at
 from sinkgate.hf.projections import Columns, find_columns
 from sinkgate.hf.register import OUR_NAMES, register
@@ -110,6 +110,10 @@ def add_outlet(
         raise UnsupportedError(
             f"this model has an outlet already ({outlets(model)!r}); sg.remove_outlet(model) first, or train that one"
         )
+    if any(OUTLET in module._modules for module in model.modules()):
+        raise UnsupportedError("a part of this model has an outlet of its own; sg.remove_outlet it from there first")
+    if getattr(spec, "distance", None) is not None:
+        check_rotation(model)
     wanted = chosen(model, layers, heads if not _by_key_heads(spec) else None)
     pairs = _key_heads(model, heads) if _by_key_heads(spec) and heads is not None else None
     if pairs is not None:
@@ -119,7 +123,11 @@ def add_outlet(
     device = compat.input_device(model)
     vocabulary = int(compat.config(model).get_text_config().vocab_size)
     if ids is None:
-        ids = torch.randint(0, vocabulary, (1, LEVEL_TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
+        limit = getattr(compat.config(model).get_text_config(), "max_position_embeddings", None) or LEVEL_TOKENS
+        length = min(LEVEL_TOKENS, int(limit))
+        ids = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
+    if ids.ndim != 2 or ids.shape[1] < 2:
+        raise ArgumentError(f"ids must be [batch, tokens] with at least 2 tokens, got {list(ids.shape)}")
     with evaluating(model):
         anatomy = trace(model, ids[:1, :TRACE_TOKENS])
         described = anatomy.by_attention()
@@ -139,6 +147,11 @@ def add_outlet(
         for attention, some in wanted:
             args, kwargs = watch.inputs[id(attention.module)]
             call = calls[id(attention.module)]
+            if call.kwargs.get("softcap") and not isinstance(spec, Gate | SinkLogit):
+                raise UnsupportedError(
+                    f"{attention.name} caps its scores (softcap), beside which a key of one's own has no plain score; a "
+                    "sink_logit or a gate can be added"
+                )
             hidden = args[0] if args else kwargs["hidden_states"]
             sizes = Sizes(
                 attention.layer, hidden.shape[-1], call.q.shape[1], call.k.shape[1], call.q.shape[-1], call.v.shape[-1]
@@ -225,6 +238,7 @@ def _install(
 ) -> None:  # fmt: skip
     register()
     configs = compat.configs(model)
+    position, rotary = before_text(model), not learned_positions(model)  # asked before anything is changed
     model.__dict__[_KEPT] = {"spec": spec}
     for attention, outlet, layer, columns in parts:
         attention.module.add_module(OUTLET, outlet)
@@ -236,9 +250,12 @@ def _install(
         if isinstance(outlet, GateOutlet) and outlet.spec.position == "G5":
             assert layer.output_module is not None
             layer.output_module.register_forward_hook(Written(outlet))
+    if not isinstance(spec, Gate | SinkLogit) and rotary:
+        for module in compat.told(model):
+            module.register_forward_pre_hook(Positions(), with_kwargs=True)
     if token is not None:
         model.register_parameter("sinkgate_token", token)
-        model.register_forward_pre_hook(MakeToken(), with_kwargs=True)
+        model.register_forward_pre_hook(MakeToken(position), with_kwargs=True)
     for config in configs:
         compat.hold(config, ("outlet", id(model)), lambda name: own_name(name) or OUR_NAMES["sdpa"])
     setattr(

@@ -102,6 +102,9 @@ def attach(model: nn.Module, described: Any, tensors: dict[str, Tensor], label: 
     sizes = {a.layer: a for a in attention_layers(model)}
     if not set(heads) <= set(sizes):
         raise ModelError(f"the outlet in {label} is for layers {sorted(heads)}, this model has {sorted(sizes)}")
+    for layer, some in heads.items():
+        if not all(isinstance(h, int) and 0 <= h < sizes[layer].heads for h in some):
+            raise RecordError(f"the outlet in {label} is damaged: layer {layer} has no heads {list(some)}")
     found = add_outlet(model, spec, layers=sorted(heads))
     wanted = _tensors(model)
     if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in tensors.items()}:
@@ -111,9 +114,7 @@ def attach(model: nn.Module, described: Any, tensors: dict[str, Tensor], label: 
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(tensors[name])
-        for layer, outlet in found.layers.items():
-            outlet.on.zero_()
-            outlet.on[list(heads[layer])] = True
+        for outlet in found.layers.values():
             outlet.everywhere = bool(outlet.on.all())
     setattr(compat.config(model), OUTLET, describe(model))
     return outlets(model)

@@ -7,13 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from sinkgate.hf import compat
-from sinkgate.hf.first_token import before_text
 from sinkgate.hf.layers import evaluating
 from sinkgate.hf.place import aside
 from sinkgate.hf.projections import Columns
 from sinkgate.outlet import ExtraKey, GateOutlet
 
-__all__ = ["Before", "Hook", "MakeToken", "Projected", "Written"]
+__all__ = ["Before", "Hook", "MakeToken", "Positions", "Projected", "Written"]
 
 
 class Hook:
@@ -63,9 +62,9 @@ class Written(Hook):
 class MakeToken(Hook):
     """Runs the sink token alone before every pass, so that each layer has its key and value."""
 
-    def __init__(self) -> None:
+    def __init__(self, position: int) -> None:
         super().__init__()
-        self.busy = False
+        self.busy, self.position = False, position
 
     def __call__(self, model: nn.Module, _args: Any, _kwargs: dict[str, Any]) -> None:
         """Before the model."""
@@ -80,8 +79,27 @@ class MakeToken(Hook):
             for layer in layers:
                 layer.recording = True
             with aside(model), evaluating(model):
-                compat.forward_embedding(model, token[None, None], before_text(model))
+                compat.forward_embedding(model, token[None, None], self.position)
         finally:
             self.busy = False
             for layer in layers:
                 layer.recording = False
+
+
+class Positions(Hook):
+    """Counts positions from each row's first token where padding stands in front and nobody said where they are.
+
+    Rotations know differences only, so the text does not notice; an outlet's key, which stands before the text, would.
+    """
+
+    def __call__(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the model."""
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        if kwargs.get("position_ids") is not None or not isinstance(mask, Tensor) or mask.ndim != 2:
+            return None
+        if bool(mask[:, 0].all()):
+            return None
+        given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+        length = next(x.shape[1] for x in given if isinstance(x, Tensor))
+        positions = (mask.long().cumsum(-1) - 1).clamp_min(0)[:, -length:]
+        return args, {**kwargs, "position_ids": positions}

@@ -30,7 +30,8 @@ def swap(
     """Inside the ``with``, the model attends with another weighting; outside it is bit for bit what it was.
 
     Nested swaps add up: the innermost that names a head counts for it. Training, gradient checkpointing, padding,
-    packed position ids, windows, softcap and cached decoding work as they do with softmax.
+    packed position ids, windows, softcap and cached decoding work as they do with softmax. The backward pass belongs inside
+    the ``with`` too: gradient checkpointing computes layers again there.
 
     Args:
         model: a transformers model.

@@ -72,15 +72,9 @@ def acting(
         entries.append((layer.module, layer.layer, Acted(act, some)))
     with ExitStack() as stack:
         stack.enter_context(placed(model, entries, lambda name: own_name(name) or OUR_NAMES["sdpa"], batch))
-        for module in _told(model):
+        for module in compat.told(model):
             stack.callback(module.register_forward_pre_hook(_telling(batch), with_kwargs=True, prepend=True).remove)
         yield model
-
-
-def _told(model: nn.Module) -> list[nn.Module]:
-    """The modules that are given a 2-D attention mask: the model, and the one inside it, which may be called alone."""
-    inner = getattr(model, getattr(model, "base_model_prefix", "") or " ", None)
-    return [model, inner] if isinstance(inner, nn.Module) and inner is not model else [model]
 
 
 def _telling(batch: Batch) -> Any:

@@ -83,7 +83,7 @@ class LayerOutlet(nn.Module):
         self.sizes = sizes
         on = torch.zeros(sizes.heads, dtype=torch.bool)
         on[list(range(sizes.heads)) if heads is None else list(heads)] = True
-        self.register_buffer("on", on, persistent=False)
+        self.register_buffer("on", on)
         self.everywhere = bool(on.all())
         self.active = True  # False: the layer is what it was (sg.without_outlets)
         self.seen = Seen()

@@ -58,7 +58,7 @@ class GateOutlet(LayerOutlet):
         count = spec.heads(sizes.heads, sizes.kv_heads)
         on = torch.zeros(count, dtype=torch.bool)
         on[list(range(count)) if heads is None else list(heads)] = True
-        self.register_buffer("on", on, persistent=False)
+        self.register_buffer("on", on)
         self.everywhere = bool(on.all())
         self._shift: Tensor | None = None  # b₀ for every logit, made when it is first needed
 
