@@ -259,3 +259,72 @@ def test_errors(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=words_):
             sg.OutletConfig(**settings)
+
+
+def test_every_text_begins_with_the_prefix() -> None:
+    model = with_outlet()
+    job = OutletTask(model, IDS, sg.OutletConfig(tokens=40, burn_in=8), 20, (), (7, 8))
+    for step in range(4):
+        ids, _ = job.batch(step)
+        assert ids.shape == (1, 40)
+        assert ids[0, :2].tolist() == [7, 8]
+
+
+def test_multipliers_of_gates() -> None:
+    for gate, layer, rows in (
+        (sg.Gate("G1", elementwise=False, preserve=2.0), 6, [1]),
+        (sg.Gate("G2", preserve=2.0), 16, list(range(8))),  # head 1 belongs to key head 0
+        (sg.Gate("G4", preserve=2.0), 48, list(range(8, 16))),
+    ):
+        model = tiny("llama", dtype=torch.float64)
+        sg.add_outlet(model, gate)
+        found = task(model, marked=[(0, 1)], multiplier=3.0).multipliers()["outlet.0.gate.proj.weight"]
+        assert found.shape[0] == layer
+        assert (found[:, 0] == 3).nonzero().flatten().tolist() == rows
+    for gate in (sg.Gate("G5", preserve=2.0), sg.Gate("G1", shared=True, preserve=2.0)):
+        model = tiny("llama", dtype=torch.float64)
+        sg.add_outlet(model, gate)
+        assert task(model, marked=[(0, 1)], multiplier=3.0).multipliers() == {}
+
+
+@pytest.mark.parametrize("position", ["G2", "G5"])
+def test_gates_that_are_not_for_query_heads(position: str) -> None:
+    model, found = trained(outlet=sg.Gate(position, preserve=2.0))
+    assert found.meta["heads"] == [[layer, head] for layer in range(3) for head in range(4)]
+    expected = None if position == "G5" else [(layer, head) for layer in range(3) for head in range(4)]
+    assert sg.outlets(model).heads() == expected
+
+
+@pytest.mark.parametrize("where", ["control", "outlet"])
+def test_an_interrupt_gives_the_model_back(where: str) -> None:
+    model = planted()
+    was = state(model)
+
+    def stop(which: str, line: dict[str, Any]) -> None:
+        if which == where and line["step"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sg.train_outlet(
+            model, tokenizer(), texts(9), loop=sg.LoopConfig(steps=6, lr=0.05), samples=3, progress=stop,
+            task=sg.OutletConfig(**TOKENS, also=("*.attn.c_proj.weight",)),
+        )  # fmt: skip
+    assert_same(was, state(model))
+
+
+def test_what_is_held_out_is_not_trained_on() -> None:
+    with pytest.raises(ArgumentError, match="held-out text is among"):
+        sg.train_outlet(planted(), tokenizer(), texts(9), held_out=texts(2), task=sg.OutletConfig(**TOKENS))
+    with pytest.raises(TextError, match="no text to train on"):
+        sg.train_outlet(planted(), tokenizer(), [], task=sg.OutletConfig(**TOKENS))
+    model = planted()
+    sg.add_outlet(model, "sink_logit")
+    with pytest.raises(ArgumentError, match="has an outlet already"):
+        sg.train_outlet(model, tokenizer(), texts(9), task=sg.OutletConfig(**TOKENS))
+
+
+def test_one_text_gives_no_verdict() -> None:
+    from sinkgate.lab.trained import Measured
+
+    one = sg.TrainedOutlet({"loop": {"steps": 2}}, Measured([1.0], [2.0], [], []), Measured([1.0], [1.0], [], []))
+    assert "nothing to take over" in one.verdict()

@@ -34,9 +34,9 @@ from sinkgate.outlet import (
 )
 from sinkgate.outlet.registry import Spec, to_json
 
-__all__ = ["Outlets", "add_outlet", "describe", "outlets", "remove_outlet", "without_outlets"]
+__all__ = ["OUTLET_KEPT", "Outlets", "add_outlet", "describe", "outlets", "remove_outlet", "without_outlets"]
 
-_KEPT = "_sinkgate_outlet_before"  # on a model with outlets: what its configs named, its hooks, its spec
+OUTLET_KEPT = "_sinkgate_outlet_spec"  # on a model with outlets: what was added
 TRACE_TOKENS = 24
 LEVEL_TOKENS = 256
 
@@ -106,7 +106,7 @@ def add_outlet(
             lists what was seen.
     """
     spec = as_outlet(outlet)
-    if _KEPT in model.__dict__:
+    if OUTLET_KEPT in model.__dict__:
         raise UnsupportedError(
             f"this model has an outlet already ({outlets(model)!r}); sg.remove_outlet(model) first, or train that one"
         )
@@ -176,7 +176,7 @@ def outlets(model: nn.Module) -> Outlets:
     Raises:
         ArgumentError: it has none.
     """
-    kept = model.__dict__.get(_KEPT)
+    kept = model.__dict__.get(OUTLET_KEPT)
     if kept is None:
         raise ArgumentError("this model has no outlet; sg.add_outlet gives it one")
     found = {
@@ -213,7 +213,7 @@ def remove_outlet(model: nn.Module) -> None:
     for config in compat.configs(model):
         compat.release(config, ("outlet", id(model)), {} if others else STOCK)
     compat.config(model).__dict__.pop(OUTLET, None)
-    del model.__dict__[_KEPT]
+    del model.__dict__[OUTLET_KEPT]
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def _install(
     register()
     configs = compat.configs(model)
     position, rotary = before_text(model), not learned_positions(model)  # asked before anything is changed
-    model.__dict__[_KEPT] = {"spec": spec}
+    model.__dict__[OUTLET_KEPT] = {"spec": spec}
     for attention, outlet, layer, columns in parts:
         attention.module.add_module(OUTLET, outlet)
         distance = getattr(spec, "distance", None)

@@ -24,6 +24,7 @@ from sinkgate.interventions.acting import acting
 from sinkgate.interventions.acts import BURN_IN, Evict
 from sinkgate.lab.aids import EntropyRegulariser, attention_entropy, context_length, head_multipliers
 from sinkgate.lab.loop import step_seed
+from sinkgate.outlet import GateOutlet
 
 __all__ = ["OutletConfig", "OutletTask", "frozen"]
 
@@ -61,6 +62,8 @@ class OutletConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "evicted", tuple(self.evicted))
         object.__setattr__(self, "also", tuple(self.also))
+        if not self.evicted or min(self.evicted) < 0 or max(self.evicted) >= max(self.burn_in, 1):
+            raise ArgumentError(f"evicted must be tokens under the burn-in of {self.burn_in}, got {self.evicted}")
         if self.tokens < self.burn_in + 2 and self.evict > 0:
             raise ArgumentError(f"tokens={self.tokens} leave nothing behind the burn-in of {self.burn_in}; use more")
         if self.text < 0 or self.distill < 0 or self.text + self.distill == 0:
@@ -103,6 +106,7 @@ class OutletTask:
         config: what for.
         steps: of the whole run, for schedules.
         marked: ``(layer, head)`` pairs whose learning rate is multiplied.
+        prefix: ids that stand before every text (a beginning-of-text token).
 
     Raises:
         TextError: the text is shorter than one training text.
@@ -111,8 +115,9 @@ class OutletTask:
 
     def __init__(
         self, model: nn.Module, ids: Int[Tensor, " n"], config: OutletConfig, steps: int,
-        marked: Sequence[tuple[int, int]] = (),
+        marked: Sequence[tuple[int, int]] = (), prefix: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        self.prefix = torch.tensor(list(prefix), dtype=torch.long)
         if len(ids) < config.tokens + 1:
             raise TextError(
                 f"the training text has {len(ids)} tokens, fewer than tokens={config.tokens}; give more text"
@@ -140,9 +145,11 @@ class OutletTask:
         if config.context is not None:
             length = context_length(step, start=config.context, end=config.tokens, steps=self.steps, warm=0.5)
         generator = torch.Generator().manual_seed(step_seed(config.seed, step))
+        length = max(length - len(self.prefix), 2)
         start = int(torch.randint(0, len(self.ids) - length, (1,), generator=generator))
         evict = float(torch.rand((), generator=generator)) < config.evict
-        return self.ids[None, start : start + length].to(compat.input_device(self.model)), evict
+        text = torch.cat([self.prefix, self.ids[start : start + length]])
+        return text[None].to(compat.input_device(self.model)), evict
 
     def loss(self, batch: tuple[Tensor, bool], step: int) -> dict[str, Tensor]:
         """Text loss and distillation behind the burn-in where tokens are evicted, from the start where not."""
@@ -180,15 +187,17 @@ class OutletTask:
         for layer, outlet in self.outlets.layers.items():
             sizes = outlet.sizes
             heads = sorted({h for i, h in self.marked if i == layer})
-            if not heads:
-                continue
             groups = sorted({h * sizes.kv_heads // sizes.heads for h in heads})
-            for name, p in outlet.named_parameters():
-                count, some = (sizes.heads, heads) if p.shape[0] % sizes.heads == 0 else (sizes.kv_heads, groups)
-                if p.shape[0] % count == 0:
-                    found[f"outlet.{layer}.{name}"] = head_multipliers(
-                        tuple(p.shape), axis=0, heads=count, chosen=some, m=self.config.multiplier
-                    )
+            for name, p in outlet.named_parameters() if heads else ():
+                count, some = (sizes.kv_heads, groups) if name in ("key", "value") else (sizes.heads, heads)
+                if isinstance(outlet, GateOutlet):
+                    if outlet.spec.shared or outlet.spec.position == "G5":
+                        continue  # it belongs to no head
+                    count = outlet.spec.heads(sizes.heads, sizes.kv_heads)
+                    some = groups if outlet.spec.position in ("G2", "G3") else heads
+                found[f"outlet.{layer}.{name}"] = head_multipliers(
+                    tuple(p.shape), axis=0, heads=count, chosen=some, m=self.config.multiplier
+                )
         return found
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from sinkgate.errors import ArgumentError, TextError
 from sinkgate.evaluate.score import score
+from sinkgate.gate import Gate
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import Anatomy, fingerprint, forward, trace
 from sinkgate.hf.layers import evaluating
-from sinkgate.hf.outlet import add_outlet, outlets, remove_outlet
+from sinkgate.hf.outlet import OUTLET_KEPT, add_outlet, outlets, remove_outlet
 from sinkgate.hf.outlet_files import save_outlet
 from sinkgate.hf.reading import Reader
 from sinkgate.interventions.acting import acting
@@ -101,6 +102,8 @@ def train_outlet(
     folder = None if out is None else Path(out)
     prefix, bos = bos_prefix(tokenizer, "auto")
     training, held = _texts(texts, held_out)
+    if OUTLET_KEPT in net.__dict__:
+        raise ArgumentError(f"this model has an outlet already ({outlets(net)!r}); sg.remove_outlet(model) first")
     ids = torch.tensor([i for t in training for i in _tokens(tokenizer, t)])
     parts, _ = pieces(tokenizer, held, tokens=task.tokens, samples=samples)
     parts = [p for p in parts if len(p.ids) > task.burn_in + 1]
@@ -117,8 +120,10 @@ def train_outlet(
         marked = _sinks(d, threshold)
 
         def run(which: str, some: list[tuple[int, int]] | None) -> Measured:
-            add_outlet(net, spec, heads=some, ids=levels.to(compat.input_device(net)))
-            job = OutletTask(net, ids, task, loop.steps, marked)
+            place = _places(spec, some, anatomy)
+            add_outlet(net, spec, ids=levels.to(compat.input_device(net)), **place)
+            # the control's own heads learn at the same rate as the outlet's
+            job = OutletTask(net, ids, task, loop.steps, marked if some is None else some, prefix)
             where = None if folder is None else folder / which
             with frozen(net, list(job.parameters().values())):
                 train(
@@ -127,21 +132,30 @@ def train_outlet(
                 )  # fmt: skip
             return _measure(anatomy, held_ids, task)
 
-        other = None
-        others = _random_others(d, chosen, threshold, task.seed) if control else []
-        if others:
-            kept = {n: p.detach().clone() for n, p in net.named_parameters()} if task.also else {}
-            other = run("control", others)
-            remove_outlet(net)
+        kept = {n: p.detach().clone() for n, p in net.named_parameters()} if task.also else {}
+
+        def undo() -> None:
+            if OUTLET_KEPT in net.__dict__:
+                remove_outlet(net)
             with torch.no_grad():
                 for n, p in net.named_parameters():
                     if n in kept:
                         p.copy_(kept[n])
-        after = run("outlet", chosen)
+
+        other, original = None, fingerprint(net, outlets=False)
+        others = _random_others(d, chosen, threshold, task.seed) if control else []
+        try:
+            if others:
+                other = run("control", others)
+                undo()
+            after = run("outlet", chosen)
+        except BaseException:  # what the caller gave comes back as it was; the checkpoints are in the folder
+            undo()
+            raise
     meta = {
         "model": {
             "name": name or getattr(compat.config(net), "_name_or_path", "") or type(net).__name__,
-            "class": type(net).__name__, "fingerprint": fingerprint(net, outlets=False), "source": source, "bos": bos,
+            "class": type(net).__name__, "fingerprint": original, "source": source, "bos": bos,
         },
         "outlet": to_json(spec), "heads": None if chosen is None else [list(h) for h in chosen],
         "parameters": outlets(net).parameters, "loop": loop.to_json(), "task": task.to_json(),
@@ -161,20 +175,38 @@ def _texts(texts: Any, held_out: Any) -> tuple[list[str | Text], list[str | Text
 
         texts = default_texts(24)
     given: list[str | Text] = [texts] if isinstance(texts, str | Text) else list(texts)
+    if not given:
+        raise TextError("there is no text to train on; give at least one")
     if held_out is not None:
-        return given, [held_out] if isinstance(held_out, str | Text) else list(held_out)
+        held: list[str | Text] = [held_out] if isinstance(held_out, str | Text) else list(held_out)
+        if {_content(t) for t in given} & {_content(t) for t in held}:
+            raise ArgumentError("a held-out text is among those to train on; hold out others")
+        return given, held
     if len(given) > 1:
         keep = max(1, len(given) // 3)
         return given[:-keep], given[-keep:]
-    content = given[0] if isinstance(given[0], str) else given[0].content
+    content = _content(given[0])
     source = "text" if isinstance(given[0], str) else given[0].source
     cut = int(len(content) * 0.8)
     return [Text(source, content[:cut])], [Text(f"{source}, its last fifth", content[cut:])]
 
 
+def _content(text: str | Text) -> str:
+    return text if isinstance(text, str) else text.content
+
+
+def _places(spec: Spec, heads: list[tuple[int, int]] | None, anatomy: Anatomy) -> dict[str, Any]:
+    """Where an outlet meant for these query heads stands: key heads for gates at G2 and G3, layers for G5."""
+    if heads is None or not isinstance(spec, Gate) or spec.position in ("G1", "G4"):
+        return {"heads": heads}
+    if spec.position == "G5":
+        return {"layers": sorted({layer for layer, _ in heads})}
+    group = {layer.index: layer.heads // layer.kv_heads for layer in anatomy.layers if layer.attention is not None}
+    return {"heads": sorted({(layer, head // group[layer]) for layer, head in heads})}
+
+
 def _tokens(tokenizer: Any, text: str | Text) -> list[int]:
-    content = text if isinstance(text, str) else text.content
-    return [int(i) for i in tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]]
+    return [int(i) for i in tokenizer(_content(text), add_special_tokens=False, verbose=False)["input_ids"]]
 
 
 def _heads(d: Diagnosis, heads: Any, threshold: float) -> list[tuple[int, int]] | None:

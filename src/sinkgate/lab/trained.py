@@ -103,12 +103,12 @@ class TrainedOutlet:
         """The answer in a sentence."""
         cost, share = self.cost(self.before), self.taken_over(self.after)
         end = f"After {self.meta['loop']['steps']} steps eviction leaves {np.mean(self.after.evicted) - np.mean(self.before.loss):+.3f} nats over the untouched model"
-        if float(cost.low) <= 0 or math.isnan(share):
+        if not float(cost.low) > 0 or math.isnan(share):  # NaN, with one text, too
             return "Evicting the first tokens costs nothing that can be told here, so there is nothing to take over."
         told = "takes over" if share > 0.8 else "takes over in part" if share > 0.2 else "does not take over"
         beside = ""
         if self.control is not None:
-            beside = f"; on as many random other heads: {self.taken_over(self.control):.0%}"
+            beside = f"; on {len(self.control_heads)} random other heads: {self.taken_over(self.control):.0%}"
         return f"{end}: the outlet {told} ({share:.0%} of what eviction cost is gone{beside})."
 
     def __str__(self) -> str:
@@ -118,7 +118,8 @@ class TrainedOutlet:
         heads = "all heads" if meta["heads"] is None else f"{len(meta['heads'])} heads"
         lines = [
             f"{meta['model']['name']}: {meta['outlet']['kind']} on {heads}, {meta['parameters']:,} parameters, "
-            f"{meta['loop']['steps']} steps of {meta['task']['tokens']} tokens; {len(self.before.loss)} held-out texts",
+            f"{meta['loop']['steps']} steps of {meta['task']['tokens']} tokens; {len(self.before.loss)} held-out pieces of "
+            f"{len({s.split('[')[0] for s in meta['held_out']})} texts",
             "", self.verdict(), "",
             f"{'':>16} {'loss':>8} {'change [95%]':>26} {'first evicted':>14} {'its cost [95%]':>26} {'first token':>11} {'outlet':>7}",
         ]  # fmt: skip
