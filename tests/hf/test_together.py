@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
 import torch
 from test_outlet import scramble
 from test_reading import assert_same, ids, state
@@ -13,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import sinkgate as sg
 from models import CONFIGS, tiny
+from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward
 
@@ -120,3 +124,65 @@ def test_a_copy_lets_go_by_itself() -> None:
     assert torch.equal(logits(other), plain)
     assert not torch.equal(logits(model), plain)
     sg.set_weighting(model, None)
+
+
+def test_an_implementation_set_behind_an_outlet_is_noticed() -> None:
+    for outlet in ("sink_logit", "gate", "sink_token"):
+        model = tiny("llama")
+        sg.add_outlet(model, outlet)
+        model.set_attn_implementation("eager")
+        with pytest.raises(UnsupportedError, match=r"'eager' would leave it out.*remove_outlet"):
+            logits(model)
+
+
+def test_the_model_inside_knows_the_sink_token() -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        before = model.model(X).last_hidden_state
+        scramble(sg.add_outlet(model, "sink_token"))
+        one = model.model(X).last_hidden_state
+        assert not torch.equal(one, before)
+        logits(model)
+        model.sinkgate_token.mul_(3.0)
+        alone = model.model(X).last_hidden_state
+        assert not torch.equal(alone, one)
+        torch.testing.assert_close(model.lm_head(alone), logits(model))
+
+
+def test_a_pickled_model_works_in_a_fresh_process(tmp_path: Any) -> None:
+    for i, change in enumerate((lambda m: sg.add_outlet(m, "sink_logit"), lambda m: sg.set_weighting(m, "softpick"))):
+        model = tiny("llama")
+        change(model)
+        torch.save(model, tmp_path / f"{i}.pt")
+        code = (
+            "import torch, sys; m = torch.load(sys.argv[1], weights_only=False)\n"
+            "with torch.no_grad(): print(float(m(torch.arange(2, 20)[None]).logits.double().sum()))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / f"{i}.pt")], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-500:]
+        with torch.no_grad():
+            expected = float(model(torch.arange(2, 20)[None]).logits.double().sum())
+        assert abs(float(done.stdout) - expected) < 1e-3
+
+
+class Wrapped(torch.nn.Module):
+    """A hand-made LoRA whose second factor is still 0."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base, self.a = base, torch.nn.Linear(base.in_features, 2, bias=False)
+        self.b = torch.nn.Linear(2, base.out_features, bias=False)
+        torch.nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def test_a_fresh_lora_is_not_overlooked() -> None:
+    model = tiny("llama")
+    model.model.layers[1].self_attn.v_proj = Wrapped(model.model.layers[1].self_attn.v_proj)
+    with pytest.raises(UnsupportedError, match="by nothing yet"):
+        sg.add_outlet(model, sg.Gate("G2", preserve=2.0))
+    sg.add_outlet(model, "gate")

@@ -210,6 +210,11 @@ def test_everywhere_without_control_and_with_other_weights(tmp_path: Path) -> No
     model, found = trained(tmp_path, heads="all", task=sg.OutletConfig(**TOKENS, also=("*.attn.c_proj.weight",)))
     assert found.control is None
     assert found.meta["heads"] is None
+    tokenizer().save_pretrained(tmp_path / "model")
+    again = sg.load(str(tmp_path / "model")).model
+    ids = torch.arange(2, 30)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(forward(again, ids), forward(model, ids))
     sg.remove_outlet(model)
     changed = [n for n, p in model.named_parameters() if not torch.equal(p, dict(planted().named_parameters())[n])]
     assert changed == [f"transformer.h.{i}.attn.c_proj.weight" for i in range(3)]

@@ -17,7 +17,7 @@ from sinkgate.hf.anatomy import Layer, _Watch, forward, own_name, reading, trace
 from sinkgate.hf.first_token import alone, before_text, check_rotation, learned_positions
 from sinkgate.hf.layers import Attention, attention_layers, chosen, evaluating
 from sinkgate.hf.levels import levels, mean_embedding
-from sinkgate.hf.outlet_hooks import Before, Hook, MakeToken, Positions, Projected, Written
+from sinkgate.hf.outlet_hooks import Before, Guard, Hook, MakeToken, Positions, Projected, Written
 from sinkgate.hf.place import OUTLET, STOCK, at
 from sinkgate.hf.projections import Columns, find_columns
 from sinkgate.hf.register import OUR_NAMES, register
@@ -245,6 +245,8 @@ def _install(
         distance = getattr(spec, "distance", None)
         if isinstance(spec, Gate) or distance is not None:
             attention.module.register_forward_pre_hook(Before(outlet), with_kwargs=True)
+        else:
+            attention.module.register_forward_pre_hook(Guard(outlet), with_kwargs=True)
         if isinstance(outlet, GateOutlet) and columns is not None:
             columns.module.register_forward_hook(Projected(outlet, columns))
         if isinstance(outlet, GateOutlet) and outlet.spec.position == "G5":
@@ -255,7 +257,9 @@ def _install(
             module.register_forward_pre_hook(Positions(), with_kwargs=True)
     if token is not None:
         model.register_parameter("sinkgate_token", token)
-        model.register_forward_pre_hook(MakeToken(position), with_kwargs=True)
+        making = MakeToken(model, position)
+        for module in compat.told(model):
+            module.register_forward_pre_hook(making, with_kwargs=True)
     for config in configs:
         compat.hold(config, ("outlet", id(model)), lambda name: own_name(name) or OUR_NAMES["sdpa"])
     setattr(

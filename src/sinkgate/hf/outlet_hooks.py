@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.layers import evaluating
 from sinkgate.hf.place import aside
 from sinkgate.hf.projections import Columns
+from sinkgate.hf.register import is_ours, register
 from sinkgate.outlet import ExtraKey, GateOutlet
 
-__all__ = ["Before", "Hook", "MakeToken", "Positions", "Projected", "Written"]
+__all__ = ["Before", "Guard", "Hook", "MakeToken", "Positions", "Projected", "Written"]
 
 
 class Hook:
@@ -21,15 +23,37 @@ class Hook:
     def __init__(self, outlet: Any = None) -> None:
         self.outlet = outlet
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register()  # an unpickled model names us in its config
+
 
 class Before(Hook):
     """Notes the layer's hidden state (and the rotation of its queries) for the outlet."""
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the attention module."""
+        _ours(module)
         self.outlet.seen.x = args[0] if args else kwargs["hidden_states"]
         if isinstance(self.outlet, ExtraKey):
             self.outlet.seen.rotation = kwargs.get("position_embeddings")
+
+
+class Guard(Hook):
+    """Notices that a model was set to an attention implementation that knows nothing of its outlet."""
+
+    def __call__(self, module: nn.Module, _args: Any, _kwargs: dict[str, Any]) -> None:
+        """Before the attention module."""
+        _ours(module)
+
+
+def _ours(module: nn.Module) -> None:
+    config = getattr(module, "config", None)
+    if config is not None and not is_ours(name := compat.implementation(config)):
+        raise UnsupportedError(
+            f"this model has an outlet, and attn_implementation={name!r} would leave it out without a word; "
+            "sg.remove_outlet(model) before you set another"
+        )
 
 
 class Projected(Hook):
@@ -60,26 +84,36 @@ class Written(Hook):
 
 
 class MakeToken(Hook):
-    """Runs the sink token alone before every pass, so that each layer has its key and value."""
+    """Runs the sink token alone before every pass, so that each layer has its key and value.
 
-    def __init__(self, position: int) -> None:
+    Args:
+        model: the whole model; the hook also stands at the one inside it, which may be called alone.
+        position: of the token.
+    """
+
+    def __init__(self, model: nn.Module, position: int) -> None:
         super().__init__()
-        self.busy, self.position = False, position
+        self.model, self.busy, self.made, self.position = [model], False, False, position
 
     def __call__(self, model: nn.Module, _args: Any, _kwargs: dict[str, Any]) -> None:
         """Before the model."""
+        whole = self.model[0]
         if self.busy:
             return
-        layers = [m for m in model.modules() if isinstance(m, ExtraKey) and m.active]
+        if model is not whole and self.made:  # the whole model has just made them
+            self.made = False
+            return
+        self.made = model is whole and len(compat.told(whole)) > 1
+        layers = [m for m in whole.modules() if isinstance(m, ExtraKey) and m.active]
         if not layers:
             return
-        token: Tensor = model.sinkgate_token  # type: ignore[assignment]
+        token: Tensor = whole.sinkgate_token  # type: ignore[assignment]
         self.busy = True
         try:
             for layer in layers:
                 layer.recording = True
-            with aside(model), evaluating(model):
-                compat.forward_embedding(model, token[None, None], self.position)
+            with aside(whole), evaluating(whole):
+                compat.forward_embedding(whole, token[None, None], self.position)
         finally:
             self.busy = False
             for layer in layers:

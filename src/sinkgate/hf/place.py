@@ -108,6 +108,17 @@ class Place:
         """The same with some parts replaced."""
         return dataclasses.replace(self, **changes)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _known_here()
+
+
+def _known_here() -> None:
+    """A model that is unpickled names us in its config: transformers has to know us then."""
+    from sinkgate.hf.register import register
+
+    register()
+
 
 def at(module: nn.Module) -> tuple[Place | None, Any]:
     """The place and the outlet of a module, or None (as for an outlet that is not active)."""

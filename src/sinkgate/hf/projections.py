@@ -86,23 +86,24 @@ def find_columns(model: nn.Module, attention: nn.Module, args: tuple[Any, ...], 
     x = run()
     generator = torch.Generator().manual_seed(0)
     seen: dict[int, tuple[nn.Module, list[Tensor]]] = {}
+    touched: dict[int, nn.Module] = {}  # what they depend on, though it be by nothing now (a fresh LoRA)
     for head in range(x.shape[1]):
         target = (x[:, head] * torch.randn(x[:, head].shape, generator=generator).to(x)).sum()
         found = torch.autograd.grad(target, [y for _, y in outputs], retain_graph=True, allow_unused=True)
         for (module, y), gradient in zip(outputs, found, strict=True):
             if gradient is None:
                 continue
+            touched.setdefault(id(module), module)
             columns = (gradient.reshape(-1, y.shape[-1]) != 0).any(0).nonzero().flatten()
             if len(columns):
                 seen.setdefault(id(module), (module, []))[1].append(columns)
     name = ("queries", "keys", "values")[which]
     candidates = list(seen.values())
     widths = {len(c) for _, heads in candidates for c in heads}
-    if len(candidates) != 1 or len(candidates[0][1]) != x.shape[1] or widths != {x.shape[-1]}:
-        listed = (
-            ", ".join(f"{type(m).__name__} ({len(c)} heads)" for m, c in candidates)
-            or "none that takes the hidden state"
-        )
+    if len(touched) != 1 or len(candidates) != 1 or len(candidates[0][1]) != x.shape[1] or widths != {x.shape[-1]}:
+        parts = [f"{type(m).__name__} ({len(c)} heads)" for m, c in candidates]
+        parts += [f"{type(m).__name__} (by nothing yet)" for i, m in touched.items() if i not in seen]
+        listed = ", ".join(parts) or "none that takes the hidden state"
         raise UnsupportedError(
             f"the {name} of {layer} are not made by one module with {x.shape[-1]} columns for each of {x.shape[1]} heads; "
             f"seen: {listed}"

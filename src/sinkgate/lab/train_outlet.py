@@ -74,7 +74,8 @@ def train_outlet(
         samples: held-out texts.
         control: whether to train the control too.
         threshold: of a sink head.
-        out: gets the outlet, the logs and checkpoints of both runs, and ``trained.json``.
+        out: gets the outlet (with ``task.also``: the whole model in ``model/``, whose weights it belongs to), the logs and
+            checkpoints of both runs, and ``trained.json``.
         resume: go on after a kill.
         name: what the record calls the model.
         progress: called with the run's name and each line of its log.
@@ -164,7 +165,10 @@ def train_outlet(
     }  # fmt: skip
     result = TrainedOutlet(meta, before, after, other, [list(h) for h in others])
     if folder is not None:
-        save_outlet(net, folder)
+        if task.also:  # the outlet belongs to weights that were trained beside it: it is kept with them
+            net.save_pretrained(str(folder / "model"))
+        else:
+            save_outlet(net, folder)
         result.save(folder / "trained.json")
     return result
 
