@@ -59,7 +59,12 @@ def acts(chinese: bool) -> str:
         control = next((r for r in rows if r["label"] == label and r["kind"] == "control"), None)
         beside = "–" if control is None else f"{control['loss_change']:+.3f}"
         lines.append(
-            [names[label], f"{act['perplexity']:.1f}", signed(act, "loss_change", "loss_low", "loss_high"), beside]
+            [
+                names[label],
+                f"{act['perplexity']:.1f}",
+                signed(act, "loss_change", "loss_change_low", "loss_change_high"),
+                beside,
+            ]
         )
     return table(head, lines)
 
@@ -74,8 +79,8 @@ def interventions(chinese: bool) -> str:
                 rows.append(["untouched", f"{r['perplexity']:.2f}", "", "", "", ""])
             elif r["kind"] == "act":
                 c = next((x for x in model["rows"] if x["label"] == r["label"] and x["kind"] == "control"), None)
-                beside = "–" if c is None else signed(c, "loss_change", "loss_low", "loss_high")
-                change = signed(r, "loss_change", "loss_low", "loss_high")
+                beside = "–" if c is None else signed(c, "loss_change", "loss_change_low", "loss_change_high")
+                change = signed(r, "loss_change", "loss_change_low", "loss_change_high")
                 rows.append(
                     [r["label"], f"{r['perplexity']:.2f}", change, beside, f"{r['kl']:.4f}", f"{r['agreement']:.1%}"]
                 )
