@@ -343,7 +343,7 @@ def test_errors(make: Any, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("dtype", "b"), [(torch.float16, -12.0), (torch.float32, -1000.0)])
+@pytest.mark.parametrize(("dtype", "b"), [(torch.float16, -12.0), (torch.float16, -15.0)])
 def test_a_factor_out_of_range_is_an_error(dtype: torch.dtype, b: float) -> None:
     q, o = torch.ones(48, 5, dtype=dtype), torch.ones(5, 48, dtype=dtype)
     with pytest.raises(NonFiniteError, match=rf"o_weight / σ\({b}\) is not finite in {dtype}: merge in a wider dtype"):
