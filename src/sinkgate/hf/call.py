@@ -11,7 +11,14 @@ from sinkgate.call import EXTRA, extra_logits
 from sinkgate.masks import Visibility
 from sinkgate.site import OutputMap, Site
 
-__all__ = ["call_visibility", "to_site"]
+__all__ = ["arguments", "call_visibility", "to_site"]
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """Queries, keys, values, mask and the rest of a call, however they were given."""
+    names = ("query", "key", "value", "attention_mask")
+    rest = {n: x for n, x in kwargs.items() if n not in names}
+    return (*args[:4], *(kwargs[n] for n in names[len(args[:4]) :]), rest)
 
 
 def call_visibility(module: torch.nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, kwargs: dict[str, Any],

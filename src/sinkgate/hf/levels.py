@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sinkgate.call import Call
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward, reading
+from sinkgate.hf.call import arguments
 from sinkgate.hf.layers import attention_layers
 from sinkgate.hf.place import to_call
 from sinkgate.outlet import Level
@@ -46,9 +47,7 @@ class _Levels:
     def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         layer = self.modules.get(id(module))
         if layer is not None:
-            names = ("query", "key", "value", "attention_mask")
-            q, k, v, mask = (*args[:4], *(kwargs[n] for n in names[len(args[:4]) :]))
-            others = {n: x for n, x in kwargs.items() if n not in names}
+            q, k, v, mask, others = arguments(args, kwargs)
             call = to_call(module, q, k, v, mask, others, layer)
             for i0 in range(0, q.shape[2], 128):
                 rows = call.rows(i0, min(i0 + 128, q.shape[2]))

@@ -72,6 +72,7 @@ class _Screen:
         self.probes: list[tuple[int, Tensor, Tensor]] = []
 
     def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The listener's part: make the call without the act, and note what the act changes."""
         layer = self.modules.get(id(module))
         if layer is None:
             return function(module, *args, **kwargs)

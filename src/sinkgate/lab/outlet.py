@@ -18,6 +18,7 @@ from sinkgate.call import EXTRA, extra_logits
 from sinkgate.errors import ArgumentError, TextError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward, reading
+from sinkgate.hf.call import arguments
 from sinkgate.hf.outlet import outlets, without_outlets
 from sinkgate.hf.place import to_call
 from sinkgate.interventions.acting import acting
@@ -208,9 +209,8 @@ class _Entropies:
         self.found = found
 
     def attend(self, function: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        names = ("query", "key", "value", "attention_mask")
-        q, k, v, mask = (*args[:4], *(kwargs[n] for n in names[len(args[:4]) :]))
-        others = {n: x for n, x in kwargs.items() if n not in names}
+        """The listener's part: note the entropy, then make the call."""
+        q, k, v, mask, others = arguments(args, kwargs)
         call = to_call(module, q, k, v, mask, others, 0)
         extra = kwargs.get(EXTRA)
         sink = None if extra is None else extra_logits(extra, q, k, call.scale)

@@ -117,7 +117,8 @@ def train_outlet(
         assert isinstance(d, Diagnosis)
         chosen = _heads(d, heads, threshold)
         before = _measure(anatomy, held_ids, task)
-        levels = torch.stack([ids[i : i + 256] for i in range(0, min(len(ids) - 256, 1024), 256)] or [ids])
+        pieces_of = [ids[i : i + 256] for i in range(0, min(len(ids) - 256, 1024), 256)] or [ids]
+        levels = torch.stack([torch.cat([torch.tensor(prefix, dtype=torch.long), p]) for p in pieces_of])
         marked = _sinks(d, threshold)
 
         def run(which: str, some: list[tuple[int, int]] | None) -> Measured:
