@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import sinkgate as sg
 from models import VOCABULARY, tiny
+from sinkgate.errors import UnsupportedError
 from sinkgate.gate import ACTIVATIONS
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward
@@ -399,3 +400,17 @@ def test_half_precision() -> None:
 
 
 assert VOCABULARY > 90
+
+
+def test_reentrant_checkpointing_of_a_sink_token_is_refused() -> None:
+    model = tiny("llama")
+    sg.add_outlet(model, "sink_token")
+    ids = torch.arange(12)[None]
+    model.train()
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(UnsupportedError, match="'use_reentrant': False"):
+        model(ids, labels=ids)
+    with torch.no_grad():
+        assert torch.isfinite(model(ids).logits).all()
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model(ids, labels=ids).loss.backward()

@@ -232,7 +232,7 @@ def test_verdicts() -> None:
     def found(loss: list[float], evicted: list[float]) -> sg.TrainedOutlet:
         from sinkgate.lab.trained import Measured
 
-        meta = {"loop": {"steps": 5}}
+        meta = {"loop": {"steps": 5}, "held_out": ["a[0:9]", "b[0:9]"]}
         return sg.TrainedOutlet(meta, Measured([1.0, 1.1], [2.0, 2.15], [], []), Measured(loss, evicted, [], []))
 
     assert "takes over (9" in found([1.0, 1.1], [1.05, 1.15]).verdict()
@@ -331,5 +331,18 @@ def test_what_is_held_out_is_not_trained_on() -> None:
 def test_one_text_gives_no_verdict() -> None:
     from sinkgate.lab.trained import Measured
 
-    one = sg.TrainedOutlet({"loop": {"steps": 2}}, Measured([1.0], [2.0], [], []), Measured([1.0], [1.0], [], []))
+    meta = {"loop": {"steps": 2}, "held_out": ["a[0:9]"]}
+    one = sg.TrainedOutlet(meta, Measured([1.0], [2.0], [], []), Measured([1.0], [1.0], [], []))
     assert "nothing to take over" in one.verdict()
+
+
+def test_intervals_are_over_texts() -> None:
+    from sinkgate.lab.trained import Measured
+
+    loss, evicted = [1.0, 1.2, 3.0], [2.0, 2.4, 3.4]
+    m = Measured(loss, evicted, [], [])
+    meta = {"loop": {"steps": 2}, "held_out": ["a[0:9]", "a[9:18]", "b[0:9]"]}
+    found = sg.TrainedOutlet(meta, m, m).cost(m)
+    assert (found.samples, float(found.mean)) == (2, pytest.approx((1.1 + 0.4) / 2))
+    meta["held_out"] = ["a[0:9]", "a[9:18]", "a[18:27]"]
+    assert sg.TrainedOutlet(meta, m, m).cost(m).samples == 3

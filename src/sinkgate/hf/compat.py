@@ -27,6 +27,7 @@ __all__ = [
     "input_device",
     "interfaces",
     "module_lists",
+    "reentrant_checkpointing",
     "release",
     "set_implementation",
     "stock_function",
@@ -159,3 +160,13 @@ def module_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.ModuleL
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList):
             yield name, module
+
+
+def reentrant_checkpointing(model: torch.nn.Module) -> bool:
+    """Whether a layer in training is checkpointed the old way, which backpropagates through each layer alone."""
+    for module in model.modules():
+        if module.training and getattr(module, "gradient_checkpointing", False):
+            function = getattr(module, "_gradient_checkpointing_func", None)
+            if (getattr(function, "keywords", None) or {}).get("use_reentrant"):
+                return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from sinkgate.errors import UnsupportedError
@@ -107,6 +108,11 @@ class MakeToken(Hook):
         layers = [m for m in whole.modules() if isinstance(m, ExtraKey) and m.active]
         if not layers:
             return
+        if torch.is_grad_enabled() and compat.reentrant_checkpointing(whole):
+            raise UnsupportedError(
+                "a sink token's key and value are shared by all layers, and reentrant checkpointing frees them behind the "
+                "first; turn checkpointing on with {'use_reentrant': False}"
+            )
         token: Tensor = whole.sinkgate_token  # type: ignore[assignment]
         self.busy = True
         try:

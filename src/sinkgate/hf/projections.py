@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf.anatomy import reading
+from sinkgate.hf.call import arguments
 
 __all__ = ["Columns", "find_columns"]
 
@@ -32,8 +33,7 @@ class _Listener:
         self.tensors: tuple[Tensor, ...] = ()
 
     def attend(self, function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        names = ("query", "key", "value")
-        self.tensors = (*args[:3], *(kwargs[n] for n in names[len(args[:3]) :]))
+        self.tensors = arguments(args, kwargs)[:3]
         return function(module, *args, **kwargs)
 
 

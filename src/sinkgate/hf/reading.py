@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf.anatomy import Anatomy, Layer, forward, reading
-from sinkgate.hf.call import call_visibility, to_site
+from sinkgate.hf.call import arguments, call_visibility, to_site
 from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.place import is_aside
 from sinkgate.masks import Visibility
@@ -101,8 +101,7 @@ class Reader:
         with KernelLSE() as kernel:
             result = function(module, *args, **kwargs)
         self._seen.add(layer.index)
-        names = ("query", "key", "value", "attention_mask")
-        q, k, v, mask = (*args, *(kwargs[n] for n in names[len(args) :]))
+        q, k, v, mask, kwargs = arguments(args, kwargs)
         if self._tokens is not None and (q.shape[-2], k.shape[-2]) != (self._tokens, self._tokens):
             raise UnsupportedError(
                 f"{layer.name} has {q.shape[-2]} queries and {k.shape[-2]} keys for {self._tokens} tokens, "

@@ -20,6 +20,11 @@ __all__ = ["Measured", "TrainedOutlet"]
 FORMAT, VERSION = "sinkgate.trained_outlet", 1
 
 
+def _text_of(piece: str) -> str:
+    """The text that a piece, ``name[start:end]``, was cut from."""
+    return piece.rpartition("[")[0] or piece
+
+
 def _nats(interval: Any) -> str:
     mean, low, high = (float(x) for x in (interval.mean, interval.low, interval.high))
     return f"{mean:+.3f}" if math.isnan(low) else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
@@ -61,11 +66,21 @@ class TrainedOutlet:
 
     def cost(self, of: Measured) -> Any:
         """What evicting the first tokens costs: mean change of the loss, with its interval over texts."""
-        return student_interval(np.array(of.evicted) - np.array(of.loss))
+        return student_interval(self._by_text(np.array(of.evicted) - np.array(of.loss)))
 
     def change(self, of: Measured) -> Any:
         """Change of the held-out loss against the model without an outlet, paired by text."""
-        return student_interval(np.array(of.loss) - np.array(self.before.loss))
+        return student_interval(self._by_text(np.array(of.loss) - np.array(self.before.loss)))
+
+    def _by_text(self, values: np.ndarray) -> np.ndarray:
+        """Means over the pieces of each text: two pieces of one text are not two independent samples.
+
+        Of a single text the pieces themselves, which :meth:`__str__` says.
+        """
+        texts: dict[str, list[float]] = {}
+        for source, value in zip(self.meta["held_out"], values, strict=True):
+            texts.setdefault(_text_of(source), []).append(value)
+        return values if len(texts) == 1 else np.array([np.mean(pieces) for pieces in texts.values()])
 
     def taken_over(self, of: Measured) -> float:
         """Share of the eviction's cost, against the untouched model with everything, that is gone."""
@@ -115,11 +130,12 @@ class TrainedOutlet:
         rows = [("without", self.before), ("with the outlet", self.after)]
         rows += [("on random heads", self.control)] if self.control is not None else []
         meta = self.meta
+        texts = len({_text_of(s) for s in meta["held_out"]})
         heads = "all heads" if meta["heads"] is None else f"{len(meta['heads'])} heads"
         lines = [
             f"{meta['model']['name']}: {meta['outlet']['kind']} on {heads}, {meta['parameters']:,} parameters, "
             f"{meta['loop']['steps']} steps of {meta['task']['tokens']} tokens; {len(self.before.loss)} held-out pieces of "
-            f"{len({s.split('[')[0] for s in meta['held_out']})} texts",
+            + ("one text, the intervals over its pieces" if texts == 1 else f"{texts} texts, the intervals over texts"),
             "", self.verdict(), "",
             f"{'':>16} {'loss':>8} {'change [95%]':>26} {'first evicted':>14} {'its cost [95%]':>26} {'first token':>11} {'outlet':>7}",
         ]  # fmt: skip

@@ -22,7 +22,7 @@ from sinkgate.blocks import weight_blocks
 from sinkgate.errors import ArgumentError, NonFiniteError, TextError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import Anatomy, Layer, forward, reading, trace
-from sinkgate.hf.call import call_visibility, to_site
+from sinkgate.hf.call import arguments, call_visibility, to_site
 from sinkgate.probe.text import default_texts, pieces
 from sinkgate.site import Site
 
@@ -232,8 +232,7 @@ class _Shifts:
         layer = self._layers.get(id(module))
         if layer is None or layer.index in self.zeros:  # a module that attends twice: its first call, as everywhere
             return result
-        names = ("query", "key", "value", "attention_mask")
-        q, k, v, mask = (*args, *(kwargs[n] for n in names[len(args) :]))
+        q, k, v, mask, kwargs = arguments(args, kwargs)
         if (q.shape[-2], k.shape[-2]) != (self._length, self._length):
             raise UnsupportedError(
                 f"{layer.name} has {q.shape[-2]} queries and {k.shape[-2]} keys for {self._length} tokens, "
