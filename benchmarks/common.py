@@ -31,10 +31,12 @@ def environment() -> dict[str, Any]:
         lines = {k.strip(): v.strip() for k, v in lines.items()}
         cpu, flags = lines.get("model name", cpu), lines.get("flags", "")
     wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
-    # "-dirty" where the tree that was measured is not the commit's
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    def git(*what: str) -> str:
+        return subprocess.run(["git", *what], capture_output=True, text=True, check=False).stdout.strip()
+
+    # "-dirty" where the tree that was measured is not the commit's (results written by a run are no part of it)
+    commit = git("describe", "--always", "--exclude=*")
+    commit += "-dirty" if git("status", "--porcelain", "--", ".", ":!benchmarks/results") else ""
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
