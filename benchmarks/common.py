@@ -31,6 +31,7 @@ def environment() -> dict[str, Any]:
         lines = {k.strip(): v.strip() for k, v in lines.items()}
         cpu, flags = lines.get("model name", cpu), lines.get("flags", "")
     wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
+
     def git(*what: str) -> str:
         return subprocess.run(["git", *what], capture_output=True, text=True, check=False).stdout.strip()
 

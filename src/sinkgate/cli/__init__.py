@@ -25,6 +25,7 @@ VERBS = {
     "train-outlet": "give a model an outlet, train it, and say what it took over from the first token",
     "show": "print a saved record, or write its report again; needs no model",
     "merge": "put records of the same model from several texts or processes together",
+    "kv": "what a model's key-value cache weighs, under every scheme",
     "ls": "list weightings, gates, implementations, cache policies and known models",
 }
 

@@ -26,12 +26,17 @@ __all__ = [
     "implementation",
     "input_device",
     "interfaces",
+    "layer_types",
     "module_lists",
+    "other_caches",
     "reentrant_checkpointing",
     "release",
+    "rotary_frequencies",
+    "rotary_kinds",
     "set_implementation",
     "stock_function",
     "told",
+    "trained_context",
 ]
 
 
@@ -170,3 +175,43 @@ def reentrant_checkpointing(model: torch.nn.Module) -> bool:
             if (getattr(function, "keywords", None) or {}).get("use_reentrant"):
                 return True
     return False
+
+
+def rotary_frequencies(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The angles per position that a model's rotary modules work with: 1-D tensors that are called ``…inv_freq``."""
+    found = []
+    for module in model.modules():
+        for name, tensor in {**vars(module), **module._buffers}.items():
+            if name.endswith("inv_freq") and isinstance(tensor, torch.Tensor) and tensor.ndim == 1:
+                found.append(tensor)
+    return found
+
+
+def rotary_kinds(model: torch.nn.Module) -> set[str]:
+    """The kinds of rotation that a model's rotary modules name, such as ``dynamic``: some change with the length."""
+    found: set[str] = set()
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        found |= set(kind.values()) if isinstance(kind, dict) else {kind} if isinstance(kind, str) else set()
+    return found
+
+
+def trained_context(config: Any) -> int | None:
+    """How many positions a model was made for; None where its config does not say."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    value = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return int(value) if value else None
+
+
+def layer_types(config: Any) -> list[str] | None:
+    """What the config calls its layers, in order; None where it does not."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    found = getattr(text, "layer_types", None)
+    return None if found is None else list(found)
+
+
+def other_caches(config: Any) -> list[Any]:
+    """The cache layers transformers itself would use, in order: a linear-attention layer's state is one of them."""
+    from transformers import DynamicCache
+
+    return list(DynamicCache(config=config).layers)

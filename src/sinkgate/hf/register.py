@@ -17,13 +17,15 @@ import torch
 from sinkgate.call import SOFTMAX
 from sinkgate.errors import UnsupportedError
 from sinkgate.hf import compat
+from sinkgate.hf.call import arguments
 from sinkgate.hf.place import at, attend, extended, gated, is_aside, weighted
 from sinkgate.weighting import Weighting, as_weighting, names
 
-__all__ = ["OUR_NAMES", "is_ours", "listen", "register", "stop_listening"]
+__all__ = ["OUR_NAMES", "STREAM", "is_ours", "listen", "register", "stop_listening"]
 
 # implementation that makes the output -> our name for it
 OUR_NAMES = {"sdpa": "sinkgate_fused", "eager": "sinkgate_eager"}
+STREAM = "sinkgate_stream"  # the name under sg.streaming, which builds visibility itself
 
 
 class Listener(Protocol):
@@ -75,6 +77,9 @@ def register() -> None:
             attention.register(name, function)
         if name not in masks.valid_keys():
             masks.register(name, masks[mask])
+    if STREAM not in attention.valid_keys():
+        attention.register(STREAM, _streamed)
+        masks.register(STREAM, _no_mask)
 
 
 def _fused(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -83,6 +88,30 @@ def _fused(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _eager(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return _attend(compat.eager_function(module), SOFTMAX, module, *args, **kwargs)
+
+
+def _no_mask(*_args: Any, **_kwargs: Any) -> None:
+    """A stream knows what each query sees from the slots' own positions."""
+
+
+def _streamed(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Attention through the cache of the stream that stands at the module."""
+    place, outlet = at(module)
+    if is_aside():  # a sink token alone
+        if outlet is not None and outlet.adds_key:
+            extended(outlet, args, kwargs)
+        return _stock(module, *args, **kwargs)
+    if place is not None:
+        raise UnsupportedError("acts and swaps do not know a stream's slots: leave them before the model streams")
+    if id(module) in _listeners:
+        raise UnsupportedError(
+            "a stream's attention cannot be read while it runs: diagnose the model outside sg.streaming"
+        )
+    if outlet is not None and outlet.adds_key:
+        kwargs = extended(outlet, args, kwargs)
+    query, key, value, _, rest = arguments(args, kwargs)
+    result = module.__dict__[STREAM].attend(module, query, key, value, **rest)
+    return result if outlet is None else gated(outlet, result)
 
 
 def _named(name: str, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,218 @@
+"""Recent and pinned tokens in 8 or 4 bits.
+
+The ring is cut into groups of tokens. The group that fills, and the tail before it, are as the model computed them; a group
+that leaves the tail is packed: keys per channel over the group's tokens, values per token. A pass over many tokens sees its
+own tokens as computed and packs them afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sinkgate.cache.bank import Ask, Bank, attend, turned
+from sinkgate.cache.base import Keep
+from sinkgate.cache.packed import Packed, pack
+from sinkgate.cache.track import FAR, Move, Step, Track
+from sinkgate.errors import ArgumentError, UnsupportedError
+from sinkgate.rope import Rotation
+
+__all__ = ["QuantizedBank", "ring_slots"]
+
+
+def ring_slots(keep: Keep) -> int:
+    """Slots of the ring: enough whole groups for the recent tokens, and the one that fills."""
+    assert keep.recent is not None
+    return (math.ceil(keep.recent / keep.storage.group) + 1) * keep.storage.group
+
+
+class QuantizedBank(Bank):
+    """Slots ``[kept | groups]``.
+
+    Args:
+        keep: what is kept.
+        track: with a ring of :func:`ring_slots` slots.
+        rotation: the layer's, if positions are counted inside the cache.
+    """
+
+    tensors = (
+        "k", "v", "raw", "tail_k", "tail_v", "k_codes", "k_scale", "k_zero", "v_codes", "v_scale", "v_zero",
+        "kept_k_codes", "kept_k_scale", "kept_k_zero", "kept_v_codes", "kept_v_scale", "kept_v_zero", "count",
+    )  # fmt: skip
+    k_codes: Any
+    k_scale: Any
+    k_zero: Any
+    v_codes: Any
+    v_scale: Any
+    v_zero: Any
+    tail_k: Any
+    tail_v: Any
+    kept_k_codes: Any
+    kept_v_codes: Any
+    count: Any  # [b] tokens that went into the ring
+
+    def __init__(self, keep: Keep, track: Track, rotation: Rotation | None = None) -> None:
+        super().__init__(keep, track, rotation)
+        self.group, self.bits = keep.storage.group, keep.storage.bits or 8
+        self.groups = track.ring // self.group
+        self.tails = min(math.ceil(keep.storage.tail / self.group) + 1, self.groups)
+        for name in self.tensors:
+            setattr(self, name, None)
+
+    def crop(self, left: list[int]) -> None:
+        """A packed group cannot be opened again.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("tokens cannot be taken back from a quantised cache; use one that is not")
+
+    def _allocate(self, ask: Ask) -> None:
+        b, kv, _, d = ask.k.shape
+        dv, kept = ask.v.shape[3], self.track.pinned
+        if self.bits == 4 and (d % 2 or dv % 2):
+            raise ArgumentError(f"4 bits need heads of even size, this layer has {d} and {dv}; use bits=8")
+        pos = self.track.pos
+        self.track.pos, real = pos[:, :kept], pos
+        super()._allocate(ask)  # the kept slots only
+        self.track.pos = real
+        n, g = self.groups, self.group
+        self.count = torch.zeros(b, dtype=torch.long)
+        self.tail_k, self.tail_v = ask.k.new_zeros(b, kv, self.tails * g, d), ask.v.new_zeros(b, kv, self.tails * g, dv)
+        share = 2 if self.bits == 4 else 1
+
+        def empty(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+            return torch.zeros(b, kv, n, *shape, dtype=dtype, device=ask.k.device)
+
+        self.k_codes, self.v_codes = empty(g, d // share, dtype=torch.uint8), empty(g, dv // share, dtype=torch.uint8)
+        self.k_scale, self.k_zero = empty(1, d), empty(1, d)
+        self.v_scale, self.v_zero = empty(g, 1), empty(g, 1)
+
+    def _grown(self) -> None:
+        """The ring has its size from the beginning."""
+
+    def attend(self, ask: Ask, step: Step, move: Move | None = None) -> Tensor:
+        """Head outputs of the new tokens; the bank holds them afterwards."""
+        assert step.before is not None
+        move = self.track.move(step)
+        if self.tail_k is None:
+            self._allocate(ask)
+        kept_k, kept_v = self._pinned(ask, step, move)
+        if move.index is not None:
+            self._put(ask, step, move)
+            ring_k, ring_v = self._ring(ask)
+            seen = self.track._seen(step.positions) if move.seen is None else move.seen
+            if self.raw is not None and self.rotation is not None and self.track.pinned:
+                kept_k = self.rotation.apply(self._raw(ask), *self._angles(move)).to(ask.k.dtype)
+            return attend(ask, ask.q, torch.cat([kept_k, ring_k], 2), torch.cat([kept_v, ring_v], 2), seen)
+        out = self._chunk(ask, step, move, kept_k, kept_v, self._ring(ask))
+        self._put(ask, step, move)
+        return out
+
+    def _chunk(
+        self, ask: Ask, step: Step, move: Move, kept_k: Tensor, kept_v: Tensor, ring: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        whole = Bank(self.keep, self.track, self.rotation)  # the same as unquantised, on what is unpacked
+        whole.k, whole.v = torch.cat([kept_k, ring[0]], 2), torch.cat([kept_v, ring[1]], 2)
+        whole.raw = None if self.raw is None else self._raw(ask)
+        return whole._many(ask, step, move)
+
+    # ---- pinned tokens ------------------------------------------------------------------------------------------------
+
+    def _pinned(self, ask: Ask, step: Step, move: Move) -> tuple[Tensor, Tensor]:
+        """Pin the new tokens that are to be; keys and values of all pinned ones."""
+        kept = self.track.pinned
+        if self.kept_v_codes is None and kept:
+            if move.index is None:
+                self._kept(ask, step, move)
+            elif isinstance(move.index, int):
+                if move.index < kept:
+                    self._pin_slot(ask, step, torch.full((len(ask.k),), move.index))
+            elif bool((move.index < kept).any()):
+                self._pin_slot(ask, step, move.index)
+        if self.kept_v_codes is not None:
+            v = self._packed("kept_v").unpack(ask.v.dtype)
+            raw_or_k = self._packed("kept_k").unpack(ask.k.dtype)
+            return raw_or_k, v
+        assert self.k is not None and self.v is not None
+        k, v = self.k, self.v
+        if kept and not self.keep.storage.keep_sinks and bool((self.track.pos[:, :kept] != FAR).all()):
+            self._set("kept_k", pack(self.raw if self.raw is not None else k, self.bits, -2))
+            self._set("kept_v", pack(v, self.bits, -1))
+            self.k, self.v = k[:, :, :0].clone(), v[:, :, :0].clone()
+            self.raw = None if self.raw is None else self.raw[:, :, :0].clone()
+        return k, v
+
+    def _pin_slot(self, ask: Ask, step: Step, index: Tensor) -> None:
+        assert self.k is not None and self.v is not None
+        rows = (index < self.track.pinned).nonzero().flatten()
+        slots = index[rows]
+        self.k[rows, :, slots], self.v[rows, :, slots] = ask.k[rows, :, 0], ask.v[rows, :, 0]
+        if self.raw is not None and self.rotation is not None:
+            raw = turned(self.rotation, ask.k, -step.positions, self.raw)
+            self.raw[rows, :, slots] = raw[rows, :, 0]
+
+    def _raw(self, ask: Ask) -> Tensor:
+        assert self.raw is not None
+        return self.raw if self.kept_k_codes is None else self._packed("kept_k").unpack(self.raw.dtype)
+
+    # ---- the ring -----------------------------------------------------------------------------------------------------
+
+    def _ring(self, ask: Ask) -> tuple[Tensor, Tensor]:
+        """All groups, unpacked, with the tail as it is."""
+        k = self._packed("k").unpack(ask.k.dtype).flatten(2, 3)
+        v = self._packed("v").unpack(ask.v.dtype).flatten(2, 3)
+        for row, count in enumerate(self.count.tolist()):
+            now = max(count - 1, 0) // self.group
+            for j in range(max(0, now - self.tails + 1), now + 1):
+                to, source = (j % self.groups) * self.group, (j % self.tails) * self.group
+                k[row, :, to : to + self.group] = self.tail_k[row, :, source : source + self.group]
+                v[row, :, to : to + self.group] = self.tail_v[row, :, source : source + self.group]
+        return k, v
+
+    def _put(self, ask: Ask, step: Step, move: Move) -> None:
+        """New tokens into the tail; a group that leaves it is packed."""
+        g = self.group
+        if move.index is not None:
+            index = move.index if isinstance(move.index, Tensor) else torch.full((len(ask.k),), move.index)
+            rest = (index >= self.track.pinned)[:, None]
+        else:
+            assert move.kept_source is not None
+            rest = step.positions != FAR
+            source = move.kept_source
+            pinned = torch.zeros(len(rest), rest.shape[1] + 1, dtype=torch.bool, device=rest.device)
+            pinned.scatter_(1, torch.where(source >= 0, source, rest.shape[1]), True)
+            rest = rest & ~pinned[:, :-1]
+        for row in range(len(rest)):
+            tokens = rest[row].nonzero().flatten()
+            order = int(self.count[row])
+            while len(tokens):
+                j = order // g
+                if order % g == 0 and j >= self.tails:
+                    self._pack(row, j - self.tails)
+                some = tokens[: g - order % g]
+                to = (j % self.tails) * g + order % g
+                self.tail_k[row, :, to : to + len(some)] = ask.k[row, :, some]
+                self.tail_v[row, :, to : to + len(some)] = ask.v[row, :, some]
+                tokens, order = tokens[len(some) :], order + len(some)
+            self.count[row] = order
+
+    def _pack(self, row: int, j: int) -> None:
+        """Group j leaves the tail."""
+        source, to = (j % self.tails) * self.group, j % self.groups
+        for name, tail, axis in (("k", self.tail_k, -2), ("v", self.tail_v, -1)):
+            found = pack(tail[row, :, source : source + self.group], self.bits, axis)
+            getattr(self, f"{name}_codes")[row, :, to] = found.codes
+            getattr(self, f"{name}_scale")[row, :, to] = found.scale
+            getattr(self, f"{name}_zero")[row, :, to] = found.zero
+
+    def _packed(self, name: str) -> Packed:
+        codes, scale, zero = (getattr(self, f"{name}_{part}") for part in ("codes", "scale", "zero"))
+        return Packed(codes, scale, zero, self.bits)
+
+    def _set(self, name: str, packed: Packed) -> None:
+        for part in ("codes", "scale", "zero"):
+            setattr(self, f"{name}_{part}", getattr(packed, part))

@@ -1,0 +1,131 @@
+"""How a model rotates its queries and keys: found by asking its layers, so that any position can be computed exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkgate.hf import compat
+from sinkgate.hf.anatomy import forward, reading
+from sinkgate.hf.layers import attention_layers, evaluating
+from sinkgate.rope import Rotation
+
+__all__ = ["find_rotations"]
+
+POSITIONS = (0, 1, 2, 5, 17, 40)  # where cosines are compared
+KEYWORD = "position_embeddings"
+
+
+class _Look:
+    """Keeps the first queries and keys of every attention module."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        q, k = (*args[:2], *(kwargs[n] for n in ("query", "key")[len(args[:2]) :]))
+        self.seen.setdefault(id(module), (q, k))
+        return function(module, *args, **kwargs)
+
+
+@torch.no_grad()
+def find_rotations(model: nn.Module) -> dict[int, Rotation | str | None]:
+    """Layer → its rotation; None where it is handed no cosines (learned positions, or none); a reason where it is unknown.
+
+    Each layer's cosines and sines are compared with the model's own frequencies, and its queries and keys with and without
+    them with both layouts that models use. Layers with the same rotation share the object.
+    """
+    layers = attention_layers(model)
+    inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    hooks = []
+    for layer in layers:
+
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs.setdefault(id(module), (args, kwargs))
+
+        hooks.append(layer.module.register_forward_pre_hook(note, with_kwargs=True))
+    where = compat.input_device(model)
+    vocabulary = compat.config(model).get_text_config().vocab_size
+    ids = (torch.arange(len(POSITIONS), device=where) % vocabulary)[None]
+    positions = torch.tensor([POSITIONS], device=where)
+    with evaluating(model), reading(model, _Look()):
+        try:
+            model(ids, position_ids=positions, use_cache=False)
+        except (IndexError, TypeError, ValueError):  # a short table of positions, or none
+            forward(model, ids)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        frequencies = [f.to(where) for f in compat.rotary_frequencies(model)]
+    known: list[Rotation] = []
+    found: dict[int, Rotation | str | None] = {}
+    for layer in layers:
+        args, kwargs = inputs.get(id(layer.module), ((), {}))
+        given = kwargs.get(KEYWORD)
+        if given is None:
+            found[layer.layer] = None
+        elif not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
+            found[layer.layer] = f"{layer.name} is given its positions in a form that is not known"
+        else:
+            rotation = _rotation(model, layer, args, kwargs, given, frequencies, positions)
+            if isinstance(rotation, Rotation):
+                same = [r for r in known if _equal(r, rotation)]
+                rotation = same[0] if same else rotation
+                known += [] if same else [rotation]
+            found[layer.layer] = rotation
+    return found
+
+
+def _rotation(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Tensor, Tensor],
+              frequencies: list[Tensor], positions: Tensor) -> Rotation | str:  # fmt: skip
+    cos, sin = (x.double() for x in given)
+    scale = float((cos.square() + sin.square()).sqrt().mean())
+    for omega in frequencies:
+        for name in ("halves", "pairs", "once"):
+            guess = Rotation(omega.double(), scale=scale, layout=name)
+            mine = guess.cos_sin(positions, torch.float64)
+            loose = 0.02 if given[0].dtype in (torch.bfloat16, torch.float16) else 1e-4
+            if mine[0].shape[-1] != cos.shape[-1] or max(
+                float((a - b).abs().max()) for a, b in zip(mine, (cos, sin), strict=True)
+            ) > loose * max(1.0, scale):
+                continue
+            return _layout(model, layer, args, kwargs, given, guess, positions)
+    return f"the angles of {layer.name} are none of the model's own frequencies"
+
+
+def _layout(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Tensor, Tensor],
+            guess: Rotation, positions: Tensor) -> Rotation | str:  # fmt: skip
+    """Which components make a pair: the module is run once with its rotation and once without."""
+
+    def run(rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        look = _Look()
+        with evaluating(model), reading(model, look):
+            layer.module(*args, **{**kwargs, KEYWORD: rotation})
+        return look.seen[id(layer.module)]
+
+    turned, plain = run(given), run((torch.ones_like(given[0]), torch.zeros_like(given[1])))
+    if turned[0].shape[-1] < guess.dim:
+        return f"{layer.name} turns more than its heads have"
+    if all(torch.equal(a, b) for a, b in zip(turned, plain, strict=True)):
+        return Rotation(torch.zeros_like(guess.omega), guess.interleaved, 1.0, guess.layout)  # it turns nothing
+    loose = 0.05 if turned[0].dtype in (torch.bfloat16, torch.float16) else 1e-3
+    for interleaved in (False, True):
+        rotation = Rotation(guess.omega, interleaved, guess.scale, guess.layout)
+        wide = [x.float() if x.dtype != torch.float64 else x for x in plain]
+        parts = [torch.cat([x[..., : rotation.dim] * guess.scale, x[..., rotation.dim :]], -1) for x in wide]
+        mine = [rotation.turn(x, positions[:, None].to(x.device)) for x in parts]
+        if all(float((a - b).norm()) <= loose * float(b.norm()) for a, b in zip(mine, turned, strict=True)):
+            return rotation
+    return f"the rotation of {layer.name} is neither that of Llama nor that of GPT-J"
+
+
+def _equal(a: Rotation, b: Rotation) -> bool:
+    return (
+        (a.interleaved, a.scale, a.layout) == (b.interleaved, b.scale, b.layout)
+        and a.omega.shape == b.omega.shape
+        and a.omega.device == b.omega.device
+        and bool((a.omega == b.omega).all())
+    )
