@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ def streaming(
             layer.module.__dict__[STREAM] = running
             hooks.append(layer.module.register_forward_pre_hook(running.rotate, with_kwargs=True))
         model.__dict__[RUNNING] = running
-        model.__dict__["forward"] = running.forward
+        model.__dict__["forward"] = running.wrapped()
         yield running.cache()
     finally:
         model.__dict__.pop("forward", None)
@@ -255,6 +256,15 @@ class _Running:
         return made
 
     # ---- a pass -----------------------------------------------------------------------------------------------------------
+
+    def wrapped(self) -> Callable[..., Any]:
+        """:meth:`forward` with the signature of the model's own, which ``generate`` looks at."""
+
+        @functools.wraps(self.stock)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self.forward(*args, **kwargs)
+
+        return forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, through the cache it is given."""
@@ -452,5 +462,3 @@ class _Running:
         )
         return self.now.attend(index, ask, self.step).transpose(1, 2), None
 
-
-Function = Callable[..., Any]
