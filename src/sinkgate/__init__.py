@@ -46,6 +46,8 @@ _WHERE = {
     "Gate": "sinkgate.gate",
     "register": "sinkgate.hf.register",
     "streaming": "sinkgate.hf.streaming",
+    "stream": "sinkgate.evaluate.stream",
+    "StreamRecord": "sinkgate.evaluate.stream_record",
     "new_stream": "sinkgate.hf.streaming",
     "StreamingCache": "sinkgate.hf.streaming_cache",
     "swap": "sinkgate.hf.swap",

@@ -461,4 +461,3 @@ class _Running:
             kwargs.get(EXTRA),
         )
         return self.now.attend(index, ask, self.step).transpose(1, 2), None
-
