@@ -49,6 +49,8 @@ _WHERE = {
     "stream": "sinkgate.evaluate.stream",
     "StreamRecord": "sinkgate.evaluate.stream_record",
     "new_stream": "sinkgate.hf.streaming",
+    "save_stream": "sinkgate.hf.stream_files",
+    "load_stream": "sinkgate.hf.stream_files",
     "StreamingCache": "sinkgate.hf.streaming_cache",
     "swap": "sinkgate.hf.swap",
     "set_weighting": "sinkgate.hf.swap",

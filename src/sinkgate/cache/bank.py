@@ -128,8 +128,12 @@ class Bank:
         """Every tensor, by name."""
         return {n: x for n in self.tensors if (x := getattr(self, n)) is not None}
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take the tensors of another bank of the same policy."""
+    def meta(self) -> dict[str, Any]:
+        """What else there is to remember, plain JSON."""
+        return {}
+
+    def load(self, state: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Take the tensors (and the rest) of another bank of the same policy."""
         for name in self.tensors:
             setattr(self, name, state.get(name))
 

@@ -79,9 +79,20 @@ class Policy:
         raise NotImplementedError
 
     @property
+    def kinds(self) -> list[Keep]:
+        """The banks that any layer could have, without saying for which heads: what is true of all is true of the policy."""
+        return self.keeps(0, 1, 1)
+
+    @property
+    def layers_named(self) -> frozenset[int]:
+        """Layers that it speaks of by number: each has to be there."""
+        inside = [value for _, value in self._given() if isinstance(value, Policy)]
+        return frozenset().union(*(p.layers_named for p in inside))
+
+    @property
     def budget(self) -> int | None:
         """The most tokens any head holds after a call; None: no bound."""
-        return max_budget([k.budget for k in self.keeps(0, 1, 1)])
+        return max_budget([k.budget for k in self.kinds])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; :func:`sinkgate.cache.registry.from_json` reads them."""
@@ -156,8 +167,8 @@ class Sum(Policy):
     of_: tuple[Policy, ...] = ()
 
     @classmethod
-    def of(cls, *policies: Policy) -> Sum:
-        """Their sum, flat.
+    def of(cls, *policies: Policy) -> Policy:
+        """Their sum, flat; one alone is itself.
 
         Raises:
             ArgumentError: policies that cannot be added.
@@ -165,13 +176,17 @@ class Sum(Policy):
         flat: list[Policy] = []
         for p in policies:
             flat += p.of_ if isinstance(p, Sum) else [p]
-        kinds = [type(p) for p in flat]
+        if len(flat) < 2:
+            if not flat:
+                raise ArgumentError("a sum of no policies keeps nothing: add recent(n)")
+            return flat[0]
+        kinds = [type(p) for p in flat if not isinstance(p, Pinned) or p.by_count]
         for p in flat:
             if not isinstance(p, Part) and p.name != "recent":
                 raise ArgumentError(f"{p} says all that is kept and cannot be added to; put the sum inside it")
             if getattr(p, "folded", ()) and sum(isinstance(x, Pinned) for x in flat) > 1:
                 raise ArgumentError(f"a folded sink stands alone, got {' + '.join(map(str, flat))}")
-            if kinds.count(type(p)) > 1 and (p.name == "recent" or not isinstance(p, Pinned)):
+            if kinds.count(type(p)) > 1 or flat.count(p) > 1:
                 raise ArgumentError(f"{' + '.join(map(str, flat))} names {p.name} twice; say one number")
         return cls(tuple(sorted(flat, key=lambda p: (p.name != "recent", p.name, str(p)))))
 

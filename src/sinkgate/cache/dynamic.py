@@ -41,21 +41,27 @@ class Dynamic(Policy):
             raise ArgumentError(f"dynamic(base, …) needs a policy, got {self.base!r}")
         if self.rule not in RULES:
             raise ArgumentError(f"dynamic: rule must be 'head' or 'query', got {self.rule!r}")
-        if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
             raise ArgumentError(f"dynamic: share must be between 0 and 1, got {self.share!r}")
         whole("dynamic: after", self.after, 2)
-        (keep,) = self.base.keeps(0, 1, 1)
-        if keep.recent is None or keep.earned or keep.storage.bits is not None:
-            raise ArgumentError(f"dynamic: base must be recent(n) with sinks, got {self.base}")
-        if self.rule == "query" and not keep.pinned:
-            raise ArgumentError("dynamic(rule='query') judges a query by its sinks: add sinks(n) to the base")
-        if self.rule == "head" and self.after <= keep.recent:
-            raise ArgumentError(f"dynamic: after={self.after} must reach behind the base's recent({keep.recent})")
+        for keep in self.base.kinds:
+            if keep.recent is None or keep.earned or keep.storage.bits is not None or keep.rule is not None:
+                raise ArgumentError(f"dynamic: base must be recent(n) with sinks, got {self.base}")
+            if len(keep.pinned) > 1 or any(not p.by_count or getattr(p, "folded", ()) for p in keep.pinned):
+                raise ArgumentError(f"dynamic: the base's sinks are the first tokens of the text, got {self.base}")
+            if self.rule == "query" and not keep.pinned:
+                raise ArgumentError("dynamic(rule='query') judges a query by its sinks: add sinks(n) to the base")
+            if self.rule == "head" and self.after <= keep.recent:
+                raise ArgumentError(f"dynamic: after={self.after} must reach behind the base's recent({keep.recent})")
 
     def keeps(self, layer: int, heads: int, kv_heads: int) -> list[Keep]:
-        """One bank for all heads, which may part later."""
-        (keep,) = self.base.keeps(layer, heads, kv_heads)
-        return [replace(keep, rule=self)]
+        """The banks of the base, whose heads may part later."""
+        return [replace(keep, rule=self) for keep in self.base.keeps(layer, heads, kv_heads)]
+
+    @property
+    def kinds(self) -> list[Keep]:
+        """Those of the base, told apart later."""
+        return [replace(keep, rule=self) for keep in self.base.kinds]
 
     @property
     def budget(self) -> int | None:

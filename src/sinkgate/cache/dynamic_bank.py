@@ -49,12 +49,10 @@ class _Everything(Bank):
         super().__init__(keep, tracks.of(Keep(keep.kv, None)), None)
         self.tracks = tracks
 
-    def _pinned(self, pos: Tensor, ids: Tensor | None = None) -> Tensor:
+    def _pinned(self, pos: Tensor) -> Tensor:
         """True at tokens that the base pins."""
         found = torch.zeros_like(pos, dtype=torch.bool)
         for part in self.keep.pinned:
-            if not part.by_count or getattr(part, "folded", None):
-                raise UnsupportedError(f"a dynamic policy's base pins first tokens only, not {part}")
             found |= part.pins(torch.where(pos == FAR, -1, pos), None)
         return found
 
@@ -94,7 +92,7 @@ class ByQuery(_Everything):
         assert keep.recent is not None
         near = pos[:, None] > step.positions[..., None] - keep.recent
         pinned = self._pinned(pos)
-        base = seen & (near | pinned[:, None])
+        base = seen & (near | pinned[:, None] | (step.positions == FAR)[..., None])
         for i0 in range(0, step.length, ROWS):
             rows = slice(i0, min(i0 + ROWS, step.length))
             scores = _scores(ask, k, seen, rows)
@@ -118,6 +116,10 @@ class ByHead(_Everything):
 
     def __init__(self, keep: Keep, tracks: Any, rotation: Rotation | None = None) -> None:
         super().__init__(keep, tracks, rotation)
+        if tracks.slack:
+            raise UnsupportedError(
+                "dynamic(rule='head') has looked at the tokens that it would take back: use rollback=0, or a fixed policy"
+            )
         self.outside: Tensor | None = None  # [kv] sums
         self.queries = 0
         self.streams: tuple[int, ...] | None = None
@@ -131,7 +133,7 @@ class ByHead(_Everything):
         k, v, pos, seen = self._pass(ask, step)
         out = attend(ask, ask.q, k, v, seen)
         self._look(ask, step, k, pos, seen)
-        if step.before is not None and min(step.before) + step.length >= self.keep.rule.after:
+        if int((step.positions != FAR).sum(1).add(torch.tensor(step.before)).min()) >= self.keep.rule.after:
             self._part()
         return out
 
@@ -160,7 +162,7 @@ class ByHead(_Everything):
         stays = [i for i in range(k.shape[1]) if i not in goes]
         self.streams = tuple(keep.kv[i] for i in goes)
         if goes:
-            base = replace(keep, kv=tuple(goes), rule=None)
+            base = replace(keep, kv=tuple(goes))  # with the rule: its track is that of the layers that part with this one
             bank = Bank(base, self.tracks.of(base))
             _fill(bank.track, self.track)
             source = _sources(bank.track, self.track)

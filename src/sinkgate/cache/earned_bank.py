@@ -23,13 +23,16 @@ __all__ = ["EarnedBank", "weigh"]
 class EarnedBank(Bank):
     """Slots ``[pinned | earned | ring]``, with positions and masses of their own per row and key-value head.
 
+    A token's place in the ring is its position modulo ``recent``: the one that stood there is the one that leaves the recent
+    tokens, whether the new one needs the place or is pinned.
+
     Args:
         keep: what is kept.
         tracks: of the stream; only its rows and device are used.
         rotation: the layer's, if positions are counted inside the cache.
     """
 
-    tensors = ("k", "v", "raw", "pos", "mass", "count")
+    tensors = ("k", "v", "raw", "pos", "mass")
 
     def __init__(self, keep: Keep, tracks: object, rotation: Rotation | None = None) -> None:
         rows, device = tracks.rows, tracks.device  # type: ignore[attr-defined]
@@ -42,7 +45,6 @@ class EarnedBank(Bank):
         self.kept = self.pinned + sum(p.slots for p in keep.earned)
         self.pos: Tensor | None = None
         self.mass: Tensor | None = None
-        self.count: Tensor | None = None  # [b] tokens that went into the ring
 
     @property
     def held(self) -> int:
@@ -63,7 +65,10 @@ class EarnedBank(Bank):
         """Head outputs of the new tokens, one after the other."""
         if self.k is None:
             self._allocate(ask)
-        assert step.before is not None
+        if step.before is None:
+            raise UnsupportedError("a policy that drops tokens by the attention they got cannot be compiled")
+        assert self.pos is not None
+        self.track.pos[:, : self.pinned] = self.pos[:, 0, : self.pinned]  # what the bank holds says what is pinned
         slots = _pins(self.track, step)
         out = [self._step(ask, step, i, slots[:, i]) for i in range(step.length)]
         return torch.cat(out, 2)
@@ -76,7 +81,6 @@ class EarnedBank(Bank):
         self.k, self.v = ask.k.new_zeros(b, kv, n, d), ask.v.new_zeros(b, kv, n, ask.v.shape[3])
         self.pos = torch.full((b, kv, n), FAR, dtype=torch.long, device=ask.k.device)
         self.mass = torch.zeros(b, kv, n, dtype=wide, device=ask.k.device)
-        self.count = torch.zeros(b, dtype=torch.long, device=ask.k.device)
         if self.rotation is not None:
             self.raw = torch.zeros(b, kv, self.kept, d, dtype=wide, device=ask.k.device)
         if self.folded is not None:
@@ -87,36 +91,29 @@ class EarnedBank(Bank):
             self.pos[:, :, : self.pinned] = -1
 
     def _step(self, ask: Ask, step: Step, i: int, pinned: Tensor) -> Tensor:
-        k, v, pos, mass, count = self.k, self.v, self.pos, self.mass, self.count
-        assert k is not None and v is not None and pos is not None and mass is not None and count is not None
+        k, v, pos, mass = self.k, self.v, self.pos, self.mass
+        assert k is not None and v is not None and pos is not None and mass is not None
         assert self.keep.recent is not None
         t = step.positions[:, i]
         real = t != FAR
         rows = torch.arange(len(t), device=t.device)
-        ring = self.kept + count % self.keep.recent
-        leaves = real & (pinned < 0)
-        self._leave(rows, ring, leaves)
+        ring = self.kept + t % self.keep.recent
+        self._leave(rows, ring, real)
         slot = torch.where(pinned >= 0, pinned, ring)[real]
         some = rows[real]
         k[some, :, slot], v[some, :, slot] = ask.k[real, :, i], ask.v[real, :, i]
         pos[some, :, slot] = t[real][:, None]
         mass[some, :, slot] = 0
-        count += leaves.long()
         if self.raw is not None and self.rotation is not None and bool((pinned >= 0).any()):
             new = self.rotation.turn(ask.k[:, :, i : i + 1], -torch.where(real, t, 0)[:, None, None])
             pin = real & (pinned >= 0)
             self.raw[rows[pin], :, pinned[pin]] = new[pin, :, 0].to(self.raw.dtype)
-        seen = (pos <= t[:, None, None]) & ((pos > (t - self.keep.recent)[:, None, None]) | self._front(pos))
+        seen = pos <= t[:, None, None]
         if self.raw is not None and self.rotation is not None:
             k[:, :, : self.kept] = self.rotation.turn(self.raw, self._target(pos, seen, t)).to(k.dtype)
         out, weights = weigh(ask, i, k, v, seen)
         mass += weights * real[:, None, None]
         return out
-
-    def _front(self, pos: Tensor) -> Tensor:
-        front = torch.zeros_like(pos, dtype=torch.bool)
-        front[..., : self.kept] = True
-        return front
 
     def _target(self, pos: Tensor, seen: Tensor, t: Tensor) -> Tensor:
         """Where the kept keys stand for a query at t, counted inside the cache."""
@@ -128,8 +125,8 @@ class EarnedBank(Bank):
         target = torch.where(kept > now - self.keep.recent, kept, now - (last - rank))
         return torch.where(kept == FAR, 0, target)
 
-    def _leave(self, rows: Tensor, ring: Tensor, leaves: Tensor) -> None:
-        """The token whose place in the ring is needed goes to a slot that it earned, or goes."""
+    def _leave(self, rows: Tensor, ring: Tensor, real: Tensor) -> None:
+        """The token that leaves the recent ones goes to a slot that it earned, or goes."""
         k, v, pos, mass = self.k, self.v, self.pos, self.mass
         assert k is not None and v is not None and pos is not None and mass is not None
         going, begin = pos[rows, :, ring], self.pinned  # [b, kv]
@@ -138,7 +135,7 @@ class EarnedBank(Bank):
             weight = mass[rows, :, ring]
             there = pos[..., region]
             slot = part.replaces(weight, mass[..., region], torch.where(there == FAR, -1, there))
-            takes = (slot >= 0) & (going != FAR) & leaves[:, None]
+            takes = (slot >= 0) & (going != FAR) & real[:, None]
             b, h = takes.nonzero(as_tuple=True)
             if len(b):
                 to, source = begin + slot[b, h], ring[b]
@@ -150,6 +147,7 @@ class EarnedBank(Bank):
                 pos[b, h, source] = FAR
                 going = pos[rows, :, ring]
             begin += part.slots
+        pos[rows[real], :, ring[real]] = FAR
 
 
 def weigh(ask: Ask, i: int, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

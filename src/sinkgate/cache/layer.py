@@ -41,7 +41,7 @@ class Tracks:
                 raise UnsupportedError("tokens cannot be taken back from a quantised cache: use rollback=0")
             assert keep.recent is not None
             slack = ring_slots(keep) - keep.recent
-        key = (keep.recent, keep.pinned, slack)
+        key = (keep.recent, keep.pinned, slack, keep.rule)
         if key not in self.all:
             self.all[key] = Track(keep, self.rows, slack, self.device)
         return self.all[key]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from sinkgate.cache.base import Keep, Policy, max_budget
+from sinkgate.cache.base import Keep, Policy
 from sinkgate.cache.recent import Dense
 from sinkgate.errors import ArgumentError
 
@@ -47,9 +47,14 @@ class PerHead(Policy):
         return [*_on(self.base, layer, heads, kv_heads, rest), *_on(self.other, layer, heads, kv_heads, chosen)]
 
     @property
-    def budget(self) -> int | None:
-        """The larger of both."""
-        return max_budget([self.base.budget, self.other.budget])
+    def kinds(self) -> list[Keep]:
+        """Those of both."""
+        return [*self.base.kinds, *self.other.kinds]
+
+    @property
+    def layers_named(self) -> frozenset[int]:
+        """Those of the heads."""
+        return super().layers_named | {layer for layer, _ in self.heads}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class PerLayer(Policy):
         for p in (self.base, self.other):
             if not isinstance(p, Policy):
                 raise ArgumentError(f"per_layer(base, layers, other) needs policies, got {p!r}")
-        if isinstance(self.layers, int) or any(not isinstance(i, int) or i < 0 for i in self.layers):
+        if not isinstance(self.layers, Iterable) or not all(map(_index, self.layers)):
             raise ArgumentError(f"per_layer: layers must be numbers from 0, got {self.layers!r}")
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
 
@@ -80,9 +85,14 @@ class PerLayer(Policy):
         return (self.other if layer in self.layers else self.base).keeps(layer, heads, kv_heads)
 
     @property
-    def budget(self) -> int | None:
-        """The larger of both."""
-        return max_budget([self.base.budget, self.other.budget])
+    def kinds(self) -> list[Keep]:
+        """Those of both."""
+        return [*self.base.kinds, *self.other.kinds]
+
+    @property
+    def layers_named(self) -> frozenset[int]:
+        """Those with the other policy."""
+        return super().layers_named | set(self.layers)
 
 
 def _on(policy: Policy, layer: int, heads: int, kv_heads: int, chosen: list[int]) -> list[Keep]:
@@ -95,11 +105,15 @@ def _on(policy: Policy, layer: int, heads: int, kv_heads: int, chosen: list[int]
     return found
 
 
+def _index(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= 0
+
+
 def _pairs(heads: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
     found = set()
-    for pair in heads:
-        given = tuple(pair) if not isinstance(pair, int) else (pair,)
-        if len(given) != 2 or not all(isinstance(x, int) and x >= 0 for x in given):
+    for pair in heads if isinstance(heads, Iterable) else (heads,):
+        given = tuple(pair) if isinstance(pair, Iterable) else (pair,)
+        if len(given) != 2 or not all(map(_index, given)):
             raise ArgumentError(f"per_head: heads must be (layer, head) pairs such as [[5, 3]], got {pair!r}")
         found.add((given[0], given[1]))
     return tuple(sorted(found))

@@ -18,7 +18,8 @@ class Quantized(Policy):
     Args:
         base: recent tokens, with sinks or without.
         bits: 8 or 4; two int4 numbers share a byte.
-        keep_sinks: the sinks stay as the model computes them (their keys and values are outliers).
+        keep_sinks: the sinks stay as the model computes them (their keys and values are outliers); False: they are packed
+            after the pass in which the last of them came.
         tail: so many of the last tokens stay as they are too (rounded up to whole groups; a group that is not full yet
             always does).
         group: tokens that share a key channel's scale.
@@ -34,22 +35,26 @@ class Quantized(Policy):
     def __post_init__(self) -> None:
         if not isinstance(self.base, Policy):
             raise ArgumentError(f"quantized(base, …) needs a policy, got {self.base!r}")
-        if self.bits not in (4, 8):
+        if isinstance(self.bits, bool | float) or self.bits not in (4, 8):
             raise ArgumentError(f"quantized: bits must be 8 or 4, got {self.bits!r}")
         whole("quantized: tail", self.tail, 0)
         whole("quantized: group", self.group, 2)
-        for keep in self.base.keeps(0, 1, 1):
+        for keep in self.base.kinds:
             if keep.earned or keep.rule is not None or keep.storage.bits is not None or keep.recent is None:
-                raise ArgumentError(f"quantized: the policy must be recent(n), with sinks or without, got {self.base}")
+                raise ArgumentError(
+                    f"quantized: the policy must be recent(n), with sinks or without, got {self.base}; where heads or layers "
+                    "differ, put quantized(…) inside per_head or per_layer"
+                )
 
     def keeps(self, layer: int, heads: int, kv_heads: int) -> list[Keep]:
         """The policy's banks, stored in fewer bits."""
-        storage = Storage(self.bits, self.group, self.tail, self.keep_sinks)
-        return [
-            replace(k, storage=storage) if k.recent is not None else k for k in self.base.keeps(layer, heads, kv_heads)
-        ]
+        return [replace(k, storage=self._storage) for k in self.base.keeps(layer, heads, kv_heads)]
 
     @property
-    def budget(self) -> int | None:
-        """That of the policy."""
-        return self.base.budget
+    def kinds(self) -> list[Keep]:
+        """Those of the policy, stored in fewer bits."""
+        return [replace(k, storage=self._storage) for k in self.base.kinds]
+
+    @property
+    def _storage(self) -> Storage:
+        return Storage(self.bits, self.group, self.tail, self.keep_sinks)

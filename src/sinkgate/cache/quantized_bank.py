@@ -96,28 +96,34 @@ class QuantizedBank(Bank):
 
     def attend(self, ask: Ask, step: Step, move: Move | None = None) -> Tensor:
         """Head outputs of the new tokens; the bank holds them afterwards."""
-        assert step.before is not None
+        if step.before is None:
+            raise UnsupportedError("a quantised cache packs whole groups when they are full, and cannot be compiled")
         move = self.track.move(step)
         if self.tail_k is None:
             self._allocate(ask)
-        kept_k, kept_v = self._pinned(ask, step, move)
+        kept = self._pinned(ask, step, move)
         if move.index is not None:
             self._put(ask, step, move)
-            ring_k, ring_v = self._ring(ask)
-            seen = self.track._seen(step.positions) if move.seen is None else move.seen
-            if self.raw is not None and self.rotation is not None and self.track.pinned:
-                kept_k = self.rotation.apply(self._raw(ask), *self._angles(move)).to(ask.k.dtype)
-            return attend(ask, ask.q, torch.cat([kept_k, ring_k], 2), torch.cat([kept_v, ring_v], 2), seen)
-        out = self._chunk(ask, step, move, kept_k, kept_v, self._ring(ask))
-        self._put(ask, step, move)
+            out = self._one_query(ask, step, move, kept)
+        else:
+            out = self._chunk(ask, step, move, kept)
+            self._put(ask, step, move)
+        self._pack_pinned()
         return out
 
-    def _chunk(
-        self, ask: Ask, step: Step, move: Move, kept_k: Tensor, kept_v: Tensor, ring: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _one_query(self, ask: Ask, step: Step, move: Move, kept: tuple[Tensor, Tensor]) -> Tensor:
+        k, v = self._ring(ask)
+        seen = self.track._seen(step.positions) if move.seen is None else move.seen
+        first = kept[0]
+        if self.raw is not None and self.rotation is not None and self.track.pinned:
+            first = self.rotation.apply(self._raw(), *self._angles(move)).to(ask.k.dtype)
+        return attend(ask, ask.q, torch.cat([first, k], 2), torch.cat([kept[1], v], 2), seen)
+
+    def _chunk(self, ask: Ask, step: Step, move: Move, kept: tuple[Tensor, Tensor]) -> Tensor:
+        k, v = self._ring(ask)
         whole = Bank(self.keep, self.track, self.rotation)  # the same as unquantised, on what is unpacked
-        whole.k, whole.v = torch.cat([kept_k, ring[0]], 2), torch.cat([kept_v, ring[1]], 2)
-        whole.raw = None if self.raw is None else self._raw(ask)
+        whole.k, whole.v = torch.cat([kept[0], k], 2), torch.cat([kept[1], v], 2)
+        whole.raw = None if self.raw is None else self._raw()
         return whole._many(ask, step, move)
 
     # ---- pinned tokens ------------------------------------------------------------------------------------------------
@@ -125,7 +131,9 @@ class QuantizedBank(Bank):
     def _pinned(self, ask: Ask, step: Step, move: Move) -> tuple[Tensor, Tensor]:
         """Pin the new tokens that are to be; keys and values of all pinned ones."""
         kept = self.track.pinned
-        if self.kept_v_codes is None and kept:
+        if self.kept_v_codes is not None:
+            return self._packed("kept_k").unpack(ask.k.dtype), self._packed("kept_v").unpack(ask.v.dtype)
+        if kept:
             if move.index is None:
                 self._kept(ask, step, move)
             elif isinstance(move.index, int):
@@ -133,18 +141,20 @@ class QuantizedBank(Bank):
                     self._pin_slot(ask, step, torch.full((len(ask.k),), move.index))
             elif bool((move.index < kept).any()):
                 self._pin_slot(ask, step, move.index)
-        if self.kept_v_codes is not None:
-            v = self._packed("kept_v").unpack(ask.v.dtype)
-            raw_or_k = self._packed("kept_k").unpack(ask.k.dtype)
-            return raw_or_k, v
         assert self.k is not None and self.v is not None
-        k, v = self.k, self.v
-        if kept and not self.keep.storage.keep_sinks and bool((self.track.pos[:, :kept] != FAR).all()):
-            self._set("kept_k", pack(self.raw if self.raw is not None else k, self.bits, -2))
+        return self.k, self.v
+
+    def _pack_pinned(self) -> None:
+        """Where sinks are not kept as they are: when all have come, in all rows."""
+        kept, k, v = self.track.pinned, self.k, self.v
+        if self.keep.storage.keep_sinks or not kept or self.kept_v_codes is not None:
+            return
+        assert k is not None and v is not None
+        if bool((self.track.pos[:, :kept] != FAR).all()):
+            self._set("kept_k", pack(k if self.raw is None else self.raw, self.bits, -2))
             self._set("kept_v", pack(v, self.bits, -1))
             self.k, self.v = k[:, :, :0].clone(), v[:, :, :0].clone()
             self.raw = None if self.raw is None else self.raw[:, :, :0].clone()
-        return k, v
 
     def _pin_slot(self, ask: Ask, step: Step, index: Tensor) -> None:
         assert self.k is not None and self.v is not None
@@ -155,7 +165,7 @@ class QuantizedBank(Bank):
             raw = turned(self.rotation, ask.k, -step.positions, self.raw)
             self.raw[rows, :, slots] = raw[rows, :, 0]
 
-    def _raw(self, ask: Ask) -> Tensor:
+    def _raw(self) -> Tensor:
         assert self.raw is not None
         return self.raw if self.kept_k_codes is None else self._packed("kept_k").unpack(self.raw.dtype)
 

@@ -79,7 +79,8 @@ def _from_json(data: Any) -> Any:
     name = rest.pop("policy", None)
     try:
         if name == "sum":
-            return Sum.of(*(from_json(p) for p in rest["of"]))
+            of = rest.pop("of")
+            return Sum.of(*(from_json(p) for p in of), **rest)  # anything else beside it is an error
         return POLICIES[name](**{n: _from_json(x) for n, x in rest.items()})
     except (KeyError, TypeError) as err:
         raise ArgumentError(f"{data!r} is no policy; it needs a 'policy' of {', '.join(POLICIES)} or 'sum'") from err

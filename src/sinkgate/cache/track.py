@@ -145,6 +145,10 @@ class Track:
         self.pos = torch.where((self.pos >= bound), FAR, self.pos)
         self._move = None
 
+    def resume(self, pos: Tensor) -> None:
+        """Go on from saved positions."""
+        self.pos, self.ring, self._move = pos, pos.shape[1] - self.pinned, None
+
     def select(self, rows: Tensor) -> None:
         """These rows of the batch, in this order."""
         self.pos = self.pos[rows.to(self.pos.device)]

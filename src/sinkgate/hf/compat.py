@@ -27,6 +27,7 @@ __all__ = [
     "input_device",
     "interfaces",
     "layer_types",
+    "linear_state",
     "module_lists",
     "other_caches",
     "reentrant_checkpointing",
@@ -34,6 +35,7 @@ __all__ = [
     "rotary_frequencies",
     "rotary_kinds",
     "set_implementation",
+    "set_linear_state",
     "stock_function",
     "told",
     "trained_context",
@@ -215,3 +217,29 @@ def other_caches(config: Any) -> list[Any]:
     from transformers import DynamicCache
 
     return list(DynamicCache(config=config).layers)
+
+
+def linear_state(layer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of a linear-attention layer's cache, and what else it remembers."""
+    tensors = {
+        f"{name}.{i}": x
+        for name in ("conv_states", "recurrent_states")
+        for i, x in (getattr(layer, name, None) or {}).items()
+        if x is not None
+    }
+    return tensors, {
+        "previous": {str(i): bool(x) for i, x in (getattr(layer, "has_previous_state", None) or {}).items()},
+        "kernel": {str(i): x for i, x in (getattr(layer, "conv_kernel_size", None) or {}).items()},
+    }
+
+
+def set_linear_state(layer: Any, tensors: dict[str, torch.Tensor], flags: dict[str, Any]) -> None:
+    """Give it back."""
+    for key, x in tensors.items():
+        name, _, i = key.rpartition(".")
+        getattr(layer, name)[int(i)] = x
+        getattr(layer, f"is_{name}_initialized")[int(i)] = True
+        layer.device, layer.dtype = x.device, x.dtype
+    for i, value in flags["previous"].items():
+        layer.has_previous_state[int(i)] = value
+        layer.conv_kernel_size[int(i)] = flags["kernel"].get(i)

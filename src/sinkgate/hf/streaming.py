@@ -227,6 +227,10 @@ class _Running:
         cache.rollback, cache.chunk, cache.fingerprint = self.rollback, self.chunk, self.fingerprint
         return cache
 
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return compat.input_device(self.model)
+
     def layers(self, cache: StreamingCache) -> list[Any]:
         """One per decoder layer: ours where it attends, transformers' own where it does not."""
         ours = {a.layer for a in self.attention}
@@ -234,7 +238,7 @@ class _Running:
         count = max(max(ours) + 1, len(theirs))
         return [StreamingLayer(cache, i) if i in ours else theirs[i] for i in range(count)]
 
-    def layer(self, index: int, ask: Ask, tracks: Tracks) -> Layer:
+    def layer(self, index: int, tracks: Tracks) -> Layer:
         """The banks of a layer, when its first keys have come."""
         (layer,) = (a for a in self.attention if a.layer == index)
         rotation = self.rotations[index]

@@ -182,6 +182,10 @@ class StreamingCache(Cache):
             found["streaming_kv_heads"] = streams
         return found
 
+    def device(self) -> torch.device:
+        """Where the stream's tokens come from."""
+        return self._made.device()
+
     @property
     def ids(self) -> Tensor | None:
         """The ids ``[b, n]`` that went through, padding among them; None if embeddings did."""
@@ -336,7 +340,7 @@ class StreamingCache(Cache):
         layer = self.layers[index]
         if layer.layer is None:
             assert self.tracks is not None
-            layer.layer = self._made.layer(index, ask, self.tracks)
+            layer.layer = self._made.layer(index, self.tracks)
         layer.handed = False
         return layer.layer.attend(ask, step)
 
@@ -389,7 +393,7 @@ class _Alone:
     def layers(self, cache: StreamingCache) -> list[Any]:
         return [StreamingLayer(cache, i) for i in range(self.count)]
 
-    def layer(self, index: int, ask: Ask, tracks: Tracks) -> Layer:
+    def layer(self, index: int, tracks: Tracks) -> Layer:
         raise AssertionError("not alone")
 
     def fits(self, cache: StreamingCache, length: int) -> bool:
