@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,34 +12,57 @@ from torch import Tensor, nn
 from sinkgate.hf.anatomy import reading
 from sinkgate.hf.layers import attention_layers
 from sinkgate.hf.rotary import KEYWORD, find_rotations
+from sinkgate.rope import Rotation
 
 
-def band(length: int, recent: int, sinks: int, *, windows: int | None = None) -> Tensor:
+def band(length: int, recent: int, sinks: int) -> Tensor:
     """True where query t sees key j: a sink, or one of the last ``recent`` tokens."""
     t, j = torch.arange(length)[:, None], torch.arange(length)
     return (j <= t) & ((j > t - recent) | (j < sinks))
 
 
+@contextmanager
+def exact(model: nn.Module) -> Iterator[None]:
+    """The model's rotations from float64 angles, as a stream has them: its own are float32."""
+    found, hooks = find_rotations(model), []
+    for layer in attention_layers(model):
+        rotation = found[layer.layer]
+        if not isinstance(rotation, Rotation):
+            continue
+
+        def tables(_module: nn.Module, args: Any, kwargs: Any, rotation: Rotation = rotation) -> Any:
+            cos = kwargs[KEYWORD][0]
+            angle = torch.arange(cos.shape[-2]).double()[:, None] * rotation.omega
+            angle = {"halves": torch.cat([angle, angle], -1), "once": angle}.get(
+                rotation.layout, angle.repeat_interleave(2, -1)
+            )
+            both = ((f(angle) * rotation.scale)[None].to(cos.dtype) for f in (torch.cos, torch.sin))
+            return args, {**kwargs, KEYWORD: tuple(both)}
+
+        hooks.append(layer.module.register_forward_pre_hook(tables, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def masked(model: nn.Module, ids: Tensor, seen: Tensor) -> Tensor:
-    """Logits of one pass of the untouched model under a bool mask ``[t, t]``."""
-    mask = torch.zeros(seen.shape, dtype=next(model.parameters()).dtype).masked_fill(
-        ~seen, torch.finfo(torch.float32).min
-    )
+    """Logits of one pass of the untouched model under a bool mask ``[t, t]`` (or ``[1, heads, t, t]``, of sdpa)."""
+    mask = torch.zeros(seen.shape, dtype=next(model.parameters()).dtype).masked_fill(~seen, -1e30)
     name = model.config._attn_implementation
     mask4: Any = mask[None, None] if name == "eager" else seen[None, None]
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or []):
         mask4 = {"full_attention": mask4, "sliding_attention": _sliding(model, seen, name)}
-    with torch.no_grad():
+    with torch.no_grad(), exact(model):
         return model(ids, attention_mask=mask4, use_cache=False).logits
 
 
 def _sliding(model: Any, seen: Tensor, name: str) -> Tensor:
-    length = len(seen)
+    length = seen.shape[-1]
     own = band(length, model.config.sliding_window, 0)
     if name == "eager":
-        return torch.zeros(1, 1, length, length, dtype=next(model.parameters()).dtype).masked_fill(
-            ~own, torch.finfo(torch.float32).min
-        )
+        return torch.zeros(1, 1, length, length, dtype=next(model.parameters()).dtype).masked_fill(~own, -1e30)
     return own[None, None]
 
 
@@ -98,12 +122,14 @@ def rotated_afresh(model: nn.Module, ids: Tensor, visible: Any) -> Tensor:
             cos, sin = kwargs[KEYWORD]
             return args, {**kwargs, KEYWORD: (torch.ones_like(cos) * found[layer.layer].scale, torch.zeros_like(sin))}
 
-        hooks.append(layer.module.register_forward_pre_hook(still, with_kwargs=True))
+        hooks.append((layer.module, still))
+    held = []
     try:
-        with torch.no_grad(), reading(model, raw):
+        with torch.no_grad(), exact(model), reading(model, raw):  # of layers with a window of their own
+            held += [m.register_forward_pre_hook(f, with_kwargs=True) for m, f in hooks]  # behind the exact ones
             return model(ids, use_cache=False).logits
     finally:
-        for hook in hooks:
+        for hook in held:
             hook.remove()
 
 

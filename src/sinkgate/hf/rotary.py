@@ -85,7 +85,7 @@ def _rotation(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[
     scale = float((cos.square() + sin.square()).sqrt().mean())
     for omega in frequencies:
         for name in ("halves", "pairs", "once"):
-            guess = Rotation(omega.double(), scale=scale, layout=name)
+            guess = Rotation(omega.double().clone(), scale=scale, layout=name)
             mine = guess.cos_sin(positions, torch.float64)
             loose = 0.02 if given[0].dtype in (torch.bfloat16, torch.float16) else 1e-4
             if mine[0].shape[-1] != cos.shape[-1] or max(

@@ -157,6 +157,13 @@ class _Running:
         if "chunked_attention" in types:
             raise UnsupportedError(f"{name} has layers with chunked attention, whose blocks a stream would move")
         budget = self.policy.budget
+        if missing := self.policy.layers_named - {a.layer for a in self.attention} | self.policy.layers_named & {
+            *self.windows
+        }:
+            raise ArgumentError(
+                f"the policy names layer {min(missing)}, but {name} has no attention layer of that number whose cache is free: "
+                f"there are {sorted({a.layer for a in self.attention} - {*self.windows})}"
+            )
         for layer in self.attention:
             self.policy.keeps(layer.layer, layer.heads, layer.kv_heads)
             rotation = self.rotations[layer.layer]
@@ -191,6 +198,9 @@ class _Running:
             )  # fmt: skip
         for part in self._folds():
             self.folded[part.folded] = self._constants(part.folded)
+        tracks = Tracks(1, self.rollback)
+        for layer in self.attention:  # what a bank refuses is refused before anything is changed
+            self.layer(layer.layer, tracks)
 
     def _original(self) -> int:
         """Positions within which the frequencies are what they are."""
@@ -217,7 +227,8 @@ class _Running:
         table = self.model.get_input_embeddings()  # type: ignore[operator]
         embeddings = table(torch.tensor(ids, device=compat.input_device(self.model)))
         found = alone(self.model, embeddings, 0)  # at position 0 a rotation turns nothing
-        return {i: (k.float().mean(0), v.float().mean(0)) for i, (k, v) in found.items()}
+        wide = torch.promote_types(embeddings.dtype, torch.float32)
+        return {i: (k.to(wide).mean(0), v.to(wide).mean(0)) for i, (k, v) in found.items()}
 
     # ---- caches -----------------------------------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class StreamingCache(Cache):
     @property
     def plain(self) -> bool:
         """Whether one policy of recent tokens and sinks, or of everything, holds in every layer."""
-        keeps = self.policy.keeps(0, 1, 1)
+        keeps = self.policy.kinds
         return len(keeps) == 1 and not keeps[0].earned and keeps[0].rule is None and keeps[0].storage.bits is None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -178,7 +178,7 @@ class StreamingCache(Cache):
                 streams += [[layer.index, head] for head in getattr(bank, "streams", None) or ()]
         if offered:
             found["reads"] = reads / offered
-        if any(k.rule is not None and k.rule.rule == "head" for k in self.policy.keeps(0, 1, 1)):
+        if any(k.rule is not None and k.rule.rule == "head" for k in self.policy.kinds):
             found["streaming_kv_heads"] = streams
         return found
 
@@ -258,14 +258,14 @@ class StreamingCache(Cache):
         ids = self.ids
         if bool((self.counts < n).any()):
             raise ArgumentError(f"cannot take {n} tokens back, a row has {int(self.counts.min())}")
-        self.counts = self.counts - n
-        self.columns -= n
-        left = self.counts.tolist()
-        for track in self.tracks.all.values():
-            track.crop(left)
+        left = (self.counts - n).tolist()
         for layer in self._streaming():
             if layer.layer is not None:
-                layer.layer.each(lambda bank: bank.crop(left))
+                layer.layer.each(lambda bank: bank.crop(left))  # first, as some refuse
+        self.counts = self.counts - n
+        self.columns -= n
+        for track in self.tracks.all.values():
+            track.crop(left)
         self.history = [] if ids is None else [ids[:, : ids.shape[1] - n]]
 
     def check_crop(self, n: int) -> None:
@@ -365,7 +365,7 @@ class _Alone:
             raise ArgumentError(f"StreamingCache needs the model's config, got {type(config).__name__}")
         text = config.get_text_config(decoder=True)
         self.count = int(text.num_hidden_layers)
-        keeps = cache.policy.keeps(0, 1, 1)
+        keeps = cache.policy.kinds
         way_out = "use sg.streaming(model, policy), which can"
         one = (
             cache.plain
