@@ -54,7 +54,7 @@ def save_stream(cache: StreamingCache, path: str | os.PathLike[str]) -> Path:
         tensors["ids"] = ids
     meta = {
         "format": FORMAT, "version": VERSION, "policy": cache.policy.to_json(), "positions": cache.positions,
-        "fingerprint": cache.fingerprint, "rollback": cache.rollback, "columns": cache.columns, "banks": banks,
+        "fingerprint": cache.fingerprint, "rollback": cache.rollback, "padding": cache.padding, "banks": banks,
     }  # fmt: skip
     data = save({n: x.detach().contiguous().cpu() for n, x in tensors.items()}, {"sinkgate": json.dumps(meta)})
     target = Path(path)
@@ -96,7 +96,7 @@ def load_stream(cache: StreamingCache, path: str | os.PathLike[str]) -> Streamin
         if mine != theirs:
             raise ArgumentError(f"{path} holds a stream of another {what}: {theirs}, and this one has {mine}")
     cache.reset()
-    cache.columns = int(meta["columns"])
+    cache.padding = int(meta["padding"])
     where = cache.device()
     if "counts" in tensors:
         cache.counts = tensors["counts"].to(where)

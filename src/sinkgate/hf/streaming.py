@@ -99,8 +99,11 @@ def streaming(
             hooks.append(layer.module.register_forward_pre_hook(running.rotate, with_kwargs=True))
         model.__dict__[RUNNING] = running
         model.__dict__["forward"] = running.wrapped()
+        if hasattr(model, "generate"):
+            model.__dict__["generate"] = running.generating()
         yield running.cache()
     finally:
+        model.__dict__.pop("generate", None)
         model.__dict__.pop("forward", None)
         model.__dict__.pop(RUNNING, None)
         for hook in hooks:
@@ -280,6 +283,32 @@ class _Running:
             return self.forward(*args, **kwargs)
 
         return forward
+
+    def generating(self) -> Callable[..., Any]:
+        """The model's ``generate``, which first compares the text it is given with what went through."""
+        stock: Any = self.model.generate
+
+        @functools.wraps(stock)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            if "past_key_values" in kwargs:
+                kwargs["cache"] = kwargs.pop("past_key_values")
+            cache = kwargs.get("cache")
+            ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            mask = kwargs.get("attention_mask")
+            drafts = kwargs.get("assistant_model") is not None or kwargs.get("prompt_lookup_num_tokens")
+            if isinstance(cache, StreamingCache) and drafts and not cache.is_croppable:
+                raise UnsupportedError(
+                    "assisted decoding takes tokens back, and what was evicted for them is gone: sg.streaming(…, rollback=32) keeps "
+                    "so many beyond the policy; a policy by mass, a dynamic or a quantised one cannot"
+                )
+            if isinstance(cache, StreamingCache) and isinstance(ids, Tensor) and ids.ndim == 2:
+                only_new = isinstance(mask, Tensor) and mask.shape[1] == ids.shape[1] + cache.columns
+                said = None if only_new else cache.rewind(ids)
+                if said is not None:
+                    warnings.warn(said, UserWarning, stacklevel=2)
+            return stock(*args, **kwargs)
+
+        return generate
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward, through the cache it is given."""

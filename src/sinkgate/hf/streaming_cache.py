@@ -132,7 +132,7 @@ class StreamingCache(Cache):
         self.warned: set[str] = set()
         self.tracks: Tracks | None = None
         self.counts: Tensor | None = None  # [b] real tokens per row
-        self.columns = 0  # tokens per row, padding counted
+        self.padding = 0  # columns of the first row that were padding
         self.last_step: Step | None = None
         self.history: list[Tensor] = []  # ids that went through, so that a resumed text can be compared
         self._shape: dict[int, tuple[int, int]] = {}
@@ -150,9 +150,14 @@ class StreamingCache(Cache):
         keeps = self.policy.kinds
         return len(keeps) == 1 and not keeps[0].earned and keeps[0].rule is None and keeps[0].storage.bits is None
 
+    @property
+    def columns(self) -> int:
+        """Tokens per row that went through, padding counted."""
+        return 0 if self.counts is None else int(self.counts[0]) + self.padding
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens per row that went through, padding counted; the same for every layer."""
-        return self.columns
+        return 0 if torch.compiler.is_compiling() else self.columns  # traced, nobody may look: the mask is ours
 
     def nbytes(self) -> int:
         """Bytes allocated for keys and values, scales and masses included."""
@@ -200,7 +205,7 @@ class StreamingCache(Cache):
     def reset(self) -> None:
         """Forget everything; the cache can be used again."""
         super().reset()
-        self.tracks, self.counts, self.columns, self.history, self.last_step = None, None, 0, [], None
+        self.tracks, self.counts, self.padding, self.history, self.last_step = None, None, 0, [], None
         self.broken = False
 
     def fork(self) -> StreamingCache:
@@ -227,7 +232,9 @@ class StreamingCache(Cache):
         if self.counts is None or self.tracks is None:
             return
         rows = indices.long().cpu()
+        columns = self.columns
         self.counts = self.counts[rows.to(self.counts.device)]
+        self.padding = columns - int(self.counts[0])
         self.history = [x[rows.to(x.device)] for x in self.history]
         self.tracks.rows = len(rows)
         own = [bank.track for layer in self._streaming() if layer.layer is not None for bank in layer.layer.banks]
@@ -263,10 +270,50 @@ class StreamingCache(Cache):
             if layer.layer is not None:
                 layer.layer.each(lambda bank: bank.crop(left))  # first, as some refuse
         self.counts = self.counts - n
-        self.columns -= n
         for track in self.tracks.all.values():
             track.crop(left)
         self.history = [] if ids is None else [ids[:, : ids.shape[1] - n]]
+
+    def rewind(self, ids: Tensor) -> str | None:
+        """Make the cache hold a beginning of this text, whole: for a history that may have been tokenised anew.
+
+        What the text shares with what went through stays, as far as it can be kept exactly; the rest is forgotten, to be read
+        again.
+
+        Args:
+            ids: ``[b, n]`` the whole text, history included.
+
+        Returns:
+            A sentence about what had to be forgotten; None if nothing had.
+        """
+        known = self.ids
+        if self.counts is None or self.columns == 0:
+            return None
+        if known is None or known.shape[1] != self.columns:
+            raise UnsupportedError(
+                "the ids that went through are not all known (embeddings, compiled steps); reset() the cache"
+            )
+        given = ids.cpu()
+        if len(given) != len(known):
+            raise ArgumentError(
+                f"this stream has {len(known)} rows and the input {len(given)}; reset() the cache, or make one per batch"
+            )
+        n = min(given.shape[1], known.shape[1])
+        differs = (given[:, :n] != known[:, :n]).any(0).nonzero().flatten()
+        same = int(differs[0]) if len(differs) else n
+        same = min(same, given.shape[1] - 1)  # one token at least is read, for its logits
+        back = self.columns - same
+        if back == 0:
+            return None
+        try:
+            if same == 0:
+                raise UnsupportedError("nothing is shared")
+            self.crop(-back)
+            again = f"the last {back} were taken back"
+        except UnsupportedError:
+            self.reset()
+            again = "what was evicted cannot be had back, so the whole text is read again"
+        return f"the text agrees with what went through in its first {same} of {same + back} tokens: {again}"
 
     def check_crop(self, n: int) -> None:
         """Whether the last n tokens can be taken back without a trace.
@@ -328,8 +375,9 @@ class StreamingCache(Cache):
         if torch.compiler.is_compiling():
             self.counts.add_(1)
             return
-        self.counts = self.counts + (step.positions != FAR).sum(1)
-        self.columns += step.length
+        before, real = int(self.counts[0]), (step.positions != FAR).sum(1)
+        self.counts = self.counts + real
+        self.padding += before + step.length - int(self.counts[0])
         if step.ids is not None:
             self.history.append(step.ids.detach().to("cpu", torch.int32))
             if len(self.history) > 256:
