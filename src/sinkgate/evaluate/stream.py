@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sinkgate.cache.base import Policy
 from sinkgate.cache.registry import as_policy, budget
-from sinkgate.errors import ArgumentError, TextError
+from sinkgate.errors import ArgumentError, NonFiniteError, TextError
 from sinkgate.evaluate.stream_record import StreamArm, StreamRecord
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint, forward
@@ -23,7 +23,7 @@ from sinkgate.hf.layers import evaluating
 from sinkgate.hf.streaming import streaming
 from sinkgate.probe.text import bos_prefix
 
-__all__ = ["ARMS", "follow", "recompute", "stream"]
+__all__ = ["ARMS", "follow", "recompute", "stream", "wanted_arms"]
 
 Progress = Callable[[StreamArm, int], None]
 ROWS = 128  # predictions scored at once: a vocabulary's worth of numbers each
@@ -34,7 +34,7 @@ def stream(
     model: nn.Module,
     tokenizer: Any,
     text: str | Sequence[int] | Tensor,
-    arms: str | Sequence[str | tuple[str, str | Policy, str]] = "sinks",
+    arms: str | Policy | Sequence[str | Policy | tuple[str, str | Policy, str]] = "sinks",
     *,
     window: int = 256,
     sinks: int = 4,
@@ -86,14 +86,13 @@ def stream(
     ids = ids if tokens is None else ids[:tokens]
     if len(ids) < 2:
         raise TextError(f"the text has {len(ids)} tokens; at least 2 are needed for one to predict another")
-    wanted = [_arm(a, window, sinks, positions) for a in (arms.split(",") if isinstance(arms, str) and "(" not in arms else
-                                                          [arms] if isinstance(arms, str) else arms)]  # fmt: skip
+    wanted = wanted_arms(arms, window, sinks, positions)
     meta = {
         "model": {
             "name": name or getattr(compat.config(model), "_name_or_path", "") or type(model).__name__,
             "class": type(model).__name__, "fingerprint": fingerprint(model), "bos": bos,
         },
-        "text": source, "tokens": len(ids), "window": window, "sinks": sinks, "chunk": chunk, "every": every, "seed": seed,
+        "text": source, "tokens": len(ids), "wanted": [label for label, _, _ in wanted], "window": window, "sinks": sinks, "chunk": chunk, "every": every, "seed": seed,
         "threads": torch.get_num_threads(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }  # fmt: skip
     record = StreamRecord({}, []) if record is None else record
@@ -107,6 +106,21 @@ def stream(
             else:
                 follow(model, ids, policy, scheme, arm, progress=progress)
     return record
+
+
+def wanted_arms(arms: Any, window: int, sinks: int, positions: str) -> list[tuple[str, Policy | None, str]]:
+    """(name, policy, positions) of every arm; no policy: recomputation.
+
+    Raises:
+        ArgumentError: an unknown arm or policy, the same name twice, or none.
+    """
+    if isinstance(arms, str):
+        arms = arms.split(",") if "(" not in arms else [arms]
+    found = [_arm(a, window, sinks, positions) for a in ([arms] if isinstance(arms, Policy) else arms)]
+    names = [name for name, _, _ in found]
+    if not names or len(set(names)) < len(names):
+        raise ArgumentError(f"give at least one arm, and each once: got {', '.join(names) or 'none'}")
+    return found
 
 
 def _arm(arm: Any, window: int, sinks: int, positions: str) -> tuple[str, Policy | None, str]:
@@ -133,11 +147,12 @@ def _arm(arm: Any, window: int, sinks: int, positions: str) -> tuple[str, Policy
 @torch.no_grad()
 def follow(
     model: nn.Module, ids: Sequence[int], policy: str | Policy, positions: str, arm: StreamArm, *,
-    progress: Progress | None = None,
+    progress: Progress | None = None, nats: list[float] | None = None,
 ) -> StreamArm:  # fmt: skip
     """Every next token of ``ids`` predicted under a policy; fills ``arm`` as it goes.
 
-    A chunk is exact: the numbers are those of single steps. A policy without a bound stops at the model's context.
+    A chunk is exact: the numbers are those of single steps. A policy without a bound stops at the model's context. ``nats`` gets
+    every single loss.
     """
     policy = as_policy(policy)
     text = torch.tensor([list(ids)], device=compat.input_device(model))
@@ -151,7 +166,10 @@ def follow(
             start = time.perf_counter()
             logits = model(text[:, i:j], cache=cache).logits[0]
             arm.seconds += time.perf_counter() - start
-            add(arm, i, losses(logits, text[0, i + 1 : j + 1]))
+            found = losses(logits, text[0, i + 1 : j + 1])
+            add(arm, i, found)
+            if nats is not None:
+                nats += found.tolist()
             arm.cache_bytes, arm.held = cache.nbytes(), cache.held()
             if progress is not None:
                 progress(arm, j)
@@ -162,7 +180,7 @@ def follow(
 @torch.no_grad()
 def recompute(
     model: nn.Module, ids: Sequence[int], window: int, arm: StreamArm, *, samples: int = 300, seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | None = None, nats: list[float] | None = None,
 ) -> StreamArm:  # fmt: skip
     """Predictions whose last ``window`` tokens are read afresh, at random places: exact, and as slow as a window squared.
 
@@ -178,8 +196,11 @@ def recompute(
         start = time.perf_counter()
         logits = forward(model, text[:, max(0, t - window + 1) : t + 1], last_only=True)
         arm.seconds += time.perf_counter() - start
-        add(arm, t, losses(logits.reshape(1, -1), text[0, t + 1 : t + 2]))
+        found = losses(logits.reshape(1, -1), text[0, t + 1 : t + 2])
+        add(arm, t, found)
         arm.at.append(t)
+        if nats is not None:
+            nats += found.tolist()
         if progress is not None:
             progress(arm, done + 1)
     arm.complete, arm.note = True, f"{len(places)} predictions, one from each {last / len(places):.0f} tokens"
@@ -196,7 +217,16 @@ def losses(logits: Tensor, targets: Tensor) -> np.ndarray:
 
 
 def add(arm: StreamArm, begin: int, nats: np.ndarray) -> None:
-    """Losses of predictions from position ``begin`` on, into the curve."""
+    """Losses of predictions from position ``begin`` on, into the curve.
+
+    Raises:
+        NonFiniteError: one is NaN or infinite.
+    """
+    if not np.isfinite(nats).all():
+        at = begin + int(np.flatnonzero(~np.isfinite(nats))[0]) + 1
+        raise NonFiniteError(
+            f"{arm.name}: the loss of token {at} is NaN or infinite; fetch the model again, or try dtype float32 or bfloat16"
+        )
     for k, x in enumerate(nats):
         point = (begin + k) // arm.every
         while len(arm.sums) <= point:
