@@ -456,6 +456,12 @@ class Diagnosis:
 
         return verdict(self)
 
+    def sinks_policy(self, tokenizer: Any = None, *, share: float = 0.5) -> Any:
+        """What a cache should keep: see :func:`sinkgate.probe.policy.sinks_policy`; add ``Recent(n)`` to it."""
+        from sinkgate.probe.policy import sinks_policy
+
+        return sinks_policy(self, tokenizer, share=share)
+
     def __str__(self) -> str:
         from sinkgate.report.summary import text
 

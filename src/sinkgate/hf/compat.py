@@ -34,6 +34,7 @@ __all__ = [
     "release",
     "rotary_frequencies",
     "rotary_kinds",
+    "rotary_scales",
     "set_implementation",
     "set_linear_state",
     "stock_function",
@@ -186,6 +187,16 @@ def rotary_frequencies(model: torch.nn.Module) -> list[torch.Tensor]:
         for name, tensor in {**vars(module), **module._buffers}.items():
             if name.endswith("inv_freq") and isinstance(tensor, torch.Tensor) and tensor.ndim == 1:
                 found.append(tensor)
+    return found
+
+
+def rotary_scales(model: torch.nn.Module) -> list[float]:
+    """What a model's rotary modules multiply their cosines and sines with, and 1."""
+    found = [1.0]
+    for module in model.modules():
+        found += [
+            float(x) for n, x in vars(module).items() if n.endswith("attention_scaling") and isinstance(x, float | int)
+        ]
     return found
 
 

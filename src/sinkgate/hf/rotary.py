@@ -83,6 +83,10 @@ def _rotation(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[
               frequencies: list[Tensor], positions: Tensor) -> Rotation | str:  # fmt: skip
     cos, sin = (x.double() for x in given)
     scale = float((cos.square() + sin.square()).sqrt().mean())
+    near = min(
+        compat.rotary_scales(model), key=lambda x: abs(x - scale)
+    )  # what was seen is rounded to the model's dtype
+    scale = near if abs(near - scale) < 0.01 * near else scale
     for omega in frequencies:
         for name in ("halves", "pairs", "once"):
             guess = Rotation(omega.double().clone(), scale=scale, layout=name)

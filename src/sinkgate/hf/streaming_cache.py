@@ -155,6 +155,18 @@ class StreamingCache(Cache):
         """Tokens per row that went through, padding counted."""
         return 0 if self.counts is None else int(self.counts[0]) + self.padding
 
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take a layer's new keys and values.
+
+        Raises:
+            ArgumentError: a layer that the model of this cache does not have.
+        """
+        if layer_idx >= len(self.layers):
+            raise ArgumentError(f"this cache was made for {len(self.layers)} layers, and layer {layer_idx} asks for it")
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens per row that went through, padding counted; the same for every layer."""
         return 0 if torch.compiler.is_compiling() else self.columns  # traced, nobody may look: the mask is ours
