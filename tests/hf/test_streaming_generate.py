@@ -219,10 +219,9 @@ def test_inside_every_pass_takes_the_cache(model: Any) -> None:
             model(IDS)
         with pytest.raises(ArgumentError, match="every pass takes the cache"):
             model.generate(IDS, max_new_tokens=2)
-        with pytest.raises(ArgumentError, match="belongs to another model"):
-            other = tiny("llama", seed=1)
-            with sg.streaming(other, POLICY) as theirs:
-                model(IDS, cache=theirs)
+        other = sg.streaming(tiny("llama", seed=1), POLICY)
+        with other as theirs, pytest.raises(ArgumentError, match="belongs to another model"):
+            model(IDS, cache=theirs)
         with pytest.raises(ArgumentError, match="was made alone"):
             model(IDS, cache=StreamingCache(model.config, POLICY, positions="original"))
         model(IDS, cache=cache)
