@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -168,3 +169,12 @@ def test_frequencies_that_change_are_refused_where_they_would() -> None:
             model(IDS[:, 90:], cache=cache)
     with pytest.raises(UnsupportedError, match="changes beyond 100 tokens, and the policy keeps 120"):
         sg.streaming(model, "recent(120)", positions="slots").__enter__()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3"])
+def test_the_scale_is_the_models_own_in_any_dtype(name: str, dtype: torch.dtype) -> None:
+    """Not what is left of it after rounding: in bfloat16 that is off by a thousandth, in every score."""
+    m = tiny(name, attn="eager", dtype=dtype)
+    scales = {r.scale for r in find_rotations(m).values() if isinstance(r, Rotation)}
+    assert scales == {0.1 * math.log(32.0) + 1.0 if name == "gpt_oss" else 1.0}

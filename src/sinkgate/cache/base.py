@@ -161,7 +161,10 @@ class Earned(Part):
 
 @dataclass(frozen=True)
 class Sum(Policy):
-    """Several policies at once: one :class:`Recent` and parts beside it."""
+    """Several policies at once: one :class:`Recent` and parts beside it.
+
+    A token that one part keeps does not count for the next: the first tokens come before those with certain ids.
+    """
 
     name: ClassVar[str] = "sum"
     of_: tuple[Policy, ...] = ()
@@ -188,7 +191,8 @@ class Sum(Policy):
                 raise ArgumentError(f"a folded sink stands alone, got {' + '.join(map(str, flat))}")
             if kinds.count(type(p)) > 1 or flat.count(p) > 1:
                 raise ArgumentError(f"{' + '.join(map(str, flat))} names {p.name} twice; say one number")
-        return cls(tuple(sorted(flat, key=lambda p: (p.name != "recent", p.name, str(p)))))
+        order = sorted(flat, key=lambda p: (p.name != "recent", p.name, not getattr(p, "by_count", True), str(p)))
+        return cls(tuple(order))
 
     def keeps(self, layer: int, heads: int, kv_heads: int) -> list[Keep]:
         """One bank for all heads."""

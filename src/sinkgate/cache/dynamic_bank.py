@@ -58,6 +58,8 @@ class _Everything(Bank):
 
     def _pass(self, ask: Ask, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Keys, values, positions ``[b, n]`` and what each query sees ``[b, c, n]``, the new tokens among them."""
+        if step.before is None:
+            raise UnsupportedError("a dynamic policy looks at the attention and decides, which cannot be compiled")
         move = self.track.move(step)
         if self.k is None:
             self._allocate(ask)
@@ -83,6 +85,15 @@ class ByQuery(_Everything):
 
     reads = 0
     offered = 0
+
+    def meta(self) -> dict[str, Any]:
+        """What was counted."""
+        return {"reads": self.reads, "offered": self.offered}
+
+    def load(self, state: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Go on from there."""
+        super().load(state, meta)
+        self.reads, self.offered = meta["reads"], meta["offered"]
 
     def attend(self, ask: Ask, step: Step, move: Move | None = None) -> Float[Tensor, "b h c dv"]:
         """Head outputs of the new tokens."""
@@ -133,8 +144,11 @@ class ByHead(_Everything):
         k, v, pos, seen = self._pass(ask, step)
         out = attend(ask, ask.q, k, v, seen)
         self._look(ask, step, k, pos, seen)
-        if int((step.positions != FAR).sum(1).add(torch.tensor(step.before)).min()) >= self.keep.rule.after:
-            self._part()
+        assert step.before is not None
+        new = (step.positions != FAR).sum(1).tolist()
+        counts = [a + b for a, b in zip(step.before, new, strict=True)]
+        if min(counts) >= self.keep.rule.after:
+            self._part(counts)
         return out
 
     def _look(self, ask: Ask, step: Step, k: Tensor, pos: Tensor, seen: Tensor) -> None:
@@ -153,28 +167,29 @@ class ByHead(_Everything):
             self.outside = far if self.outside is None else self.outside + far
             self.queries += int(counts[:, rows].sum())
 
-    def _part(self) -> None:
+    def _part(self, counts: list[int]) -> None:
         """Heads with little outside go over to the base; the others keep everything in tensors of their own."""
-        keep, k, v = self.keep, self.k, self.v
+        k, v, count = self.k, self.v, len(self.keep.kv)
         assert k is not None and v is not None
-        share = torch.ones(k.shape[1]) if self.outside is None else (self.outside / max(self.queries, 1)).cpu()
-        goes = [i for i in range(k.shape[1]) if float(share[i]) <= keep.rule.share]
-        stays = [i for i in range(k.shape[1]) if i not in goes]
-        self.streams = tuple(keep.kv[i] for i in goes)
-        if goes:
-            base = replace(keep, kv=tuple(goes))  # with the rule: its track is that of the layers that part with this one
-            bank = Bank(base, self.tracks.of(base))
-            _fill(bank.track, self.track)
-            source = _sources(bank.track, self.track)
-            index = source[:, None, :, None].expand(-1, len(goes), -1, -1)
-            bank.k = k[:, goes].gather(2, index.expand(-1, -1, -1, k.shape[3])).clone()
-            bank.v = v[:, goes].gather(2, index.expand(-1, -1, -1, v.shape[3])).clone()
-            self.parts.append(bank)
-        if stays:
-            rest = Bank(Keep(tuple(stays), None), self.track)
-            rest.k, rest.v = k[:, stays].clone(), v[:, stays].clone()
-            self.parts.append(rest)
+        share = [1.0] * count if self.outside is None else (self.outside / max(self.queries, 1)).tolist()
+        self._split([i for i in range(count) if share[i] <= self.keep.rule.share])
+        for bank in self.parts:
+            some = list(bank.keep.kv)
+            bank.k, bank.v = k[:, some], v[:, some]
+            if bank.track is not self.track:
+                _fill(bank.track, counts)
+                source = _sources(bank.track, self.track)[:, None, :, None].expand(-1, len(some), -1, -1)
+                bank.k = bank.k.gather(2, source.expand(-1, -1, -1, k.shape[3]))
+                bank.v = bank.v.gather(2, source.expand(-1, -1, -1, v.shape[3]))
         self.k = self.v = None
+
+    def _split(self, goes: list[int]) -> None:
+        """Two banks without tensors; their heads are counted within this one."""
+        stays = [i for i in range(len(self.keep.kv)) if i not in goes]
+        self.streams = tuple(self.keep.kv[i] for i in goes)
+        base = replace(self.keep, kv=tuple(goes))  # with its rule: its track is that of layers that part at once
+        self.parts = [Bank(base, self.tracks.of(base))] if goes else []
+        self.parts += [Bank(Keep(tuple(stays), None), self.track)] if stays else []
 
     def _parted(self, ask: Ask, step: Step) -> Tensor:
         group = ask.q.shape[1] // ask.k.shape[1]
@@ -184,10 +199,33 @@ class ByHead(_Everything):
             out[:, heads] = bank.attend(ask.of(bank.keep.kv), step)
         return out
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return super().nbytes + sum(bank.nbytes for bank in self.parts)
+    def state(self) -> dict[str, Tensor]:
+        """Its own tensors, or those of its parts."""
+        return super().state() | {
+            f"{i}.{name}": x for i, bank in enumerate(self.parts) for name, x in bank.state().items()
+        }
+
+    def meta(self) -> dict[str, Any]:
+        """What was measured and decided."""
+        outside = None if self.outside is None else self.outside.tolist()
+        goes = None if self.streams is None else [self.keep.kv.index(j) for j in self.streams]
+        counts = (_last(self.parts[0].track) + 1).tolist() if self.parts else None
+        return {"outside": outside, "queries": self.queries, "goes": goes, "counts": counts}
+
+    def load(self, state: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Go on from there."""
+        super().load(state, meta)
+        self.queries = meta["queries"]
+        if meta["outside"] is not None:
+            some = next(iter(state.values()))
+            wide = torch.promote_types(some.dtype, torch.float32)
+            self.outside = torch.tensor(meta["outside"], dtype=wide, device=some.device)
+        if meta["goes"] is not None:
+            self._split(meta["goes"])
+            for i, bank in enumerate(self.parts):
+                bank.load({name.removeprefix(f"{i}."): x for name, x in state.items() if name.startswith(f"{i}.")}, {})
+                if bank.track is not self.track:
+                    _fill(bank.track, meta["counts"])
 
     @property
     def held(self) -> int:
@@ -196,22 +234,24 @@ class ByHead(_Everything):
 
     def select(self, rows: Tensor) -> None:
         """These rows of the batch."""
-        super().select(rows)
+        if not self.parts:
+            super().select(rows)
         for bank in self.parts:
             bank.select(rows)
 
 
-def _fill(track: Track, whole: Track) -> None:
-    """The positions that a bounded track would have by now."""
-    if bool((track.pos[:, track.pinned :] != FAR).any()):  # another layer has parted at the same token
-        return
-    there = torch.where(whole.pos == FAR, -1, whole.pos)
-    for row, positions in enumerate(there):
-        count = int((positions >= 0).sum())
+def _last(track: Track) -> Tensor:
+    """The position of each row's last token; −1 where there is none."""
+    return torch.where(track.pos == FAR, -1, track.pos).amax(1)
+
+
+def _fill(track: Track, counts: list[int]) -> None:
+    """The positions that a bounded track has after so many tokens per row."""
+    for row, count in enumerate(counts):
         first = min(track.pinned, count)
         track.pos[row, :first] = torch.arange(first)
-        for t in range(max(first, count - track.ring), count):
-            track.pos[row, track.pinned + (t - track.pinned) % track.ring] = t
+        there = torch.arange(max(first, count - track.ring), count)
+        track.pos[row, track.pinned + (there - track.pinned) % track.ring] = there.to(track.pos.device)
 
 
 def _sources(track: Track, whole: Track) -> Tensor:

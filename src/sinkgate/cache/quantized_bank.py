@@ -1,8 +1,8 @@
 """Recent and pinned tokens in 8 or 4 bits.
 
 The ring is cut into groups of tokens. The group that fills, and the tail before it, are as the model computed them; a group
-that leaves the tail is packed: keys per channel over the group's tokens, values per token. A pass over many tokens sees its
-own tokens as computed and packs them afterwards.
+that leaves the tail is packed: keys per channel over the group's tokens, values per token. A pass sees its own tokens as
+computed, those before as they are held, and packs afterwards what is full.
 """
 
 from __future__ import annotations
@@ -103,16 +103,19 @@ class QuantizedBank(Bank):
             self._allocate(ask)
         kept = self._pinned(ask, step, move)
         if move.index is not None:
-            self._put(ask, step, move)
             out = self._one_query(ask, step, move, kept)
         else:
             out = self._chunk(ask, step, move, kept)
-            self._put(ask, step, move)
+        self._put(ask, step, move)
         self._pack_pinned()
         return out
 
     def _one_query(self, ask: Ask, step: Step, move: Move, kept: tuple[Tensor, Tensor]) -> Tensor:
         k, v = self._ring(ask)
+        rows = torch.arange(len(k), device=k.device)
+        index = torch.as_tensor(move.index, device=k.device).expand(len(k)) - self.track.pinned
+        rows, index = rows[index >= 0], index[index >= 0]
+        k[rows, :, index], v[rows, :, index] = ask.k[rows, :, 0], ask.v[rows, :, 0]
         seen = self.track._seen(step.positions) if move.seen is None else move.seen
         first = kept[0]
         if self.raw is not None and self.rotation is not None and self.track.pinned:
@@ -176,7 +179,7 @@ class QuantizedBank(Bank):
         k = self._packed("k").unpack(ask.k.dtype).flatten(2, 3)
         v = self._packed("v").unpack(ask.v.dtype).flatten(2, 3)
         for row, count in enumerate(self.count.tolist()):
-            now = max(count - 1, 0) // self.group
+            now = count // self.group
             for j in range(max(0, now - self.tails + 1), now + 1):
                 to, source = (j % self.groups) * self.group, (j % self.tails) * self.group
                 k[row, :, to : to + self.group] = self.tail_k[row, :, source : source + self.group]
@@ -184,7 +187,7 @@ class QuantizedBank(Bank):
         return k, v
 
     def _put(self, ask: Ask, step: Step, move: Move) -> None:
-        """New tokens into the tail; a group that leaves it is packed."""
+        """New tokens into the tail; when a group is full, the one that leaves the tail is packed."""
         g = self.group
         if move.index is not None:
             index = move.index if isinstance(move.index, Tensor) else torch.full((len(ask.k),), move.index)
@@ -201,13 +204,13 @@ class QuantizedBank(Bank):
             order = int(self.count[row])
             while len(tokens):
                 j = order // g
-                if order % g == 0 and j >= self.tails:
-                    self._pack(row, j - self.tails)
                 some = tokens[: g - order % g]
                 to = (j % self.tails) * g + order % g
                 self.tail_k[row, :, to : to + len(some)] = ask.k[row, :, some]
                 self.tail_v[row, :, to : to + len(some)] = ask.v[row, :, some]
                 tokens, order = tokens[len(some) :], order + len(some)
+                if order % g == 0 and j + 1 >= self.tails:
+                    self._pack(row, j + 1 - self.tails)
             self.count[row] = order
 
     def _pack(self, row: int, j: int) -> None:

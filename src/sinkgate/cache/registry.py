@@ -51,6 +51,8 @@ def as_policy(policy: str | dict[str, Any] | Policy) -> Policy:
         raise ArgumentError(f"a policy is a value such as Recent(1020) + Sinks(4) or its text, got {policy!r}")
     try:
         found = _read(ast.parse(policy.strip(), mode="eval").body, policy)
+    except ArgumentError:  # which says what is wrong
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         raise ArgumentError(f"cannot read the policy {policy!r}; {GRAMMAR}") from err
     if not isinstance(found, Policy):
