@@ -34,12 +34,12 @@ def test_saved_restored_forked(name: str, policy: str, tmp_path: Path) -> None:
         want = in_parts(m, IDS[:, 50:], cache, [5, 1])
         report = cache.report()
         m(IDS[:, 3:9], cache=cache)
-        assert torch.equal(in_parts(m, IDS[:, 50:], fork, [5, 1]), want)
+        assert (in_parts(m, IDS[:, 50:], fork, [5, 1]) - want).abs().max() < 1e-12
         assert fork.report() == report
     with sg.streaming(m, policy, positions=positions) as cache:
         m(IDS[:, :9], cache=cache)  # forgotten
         sg.load_stream(cache, file)
-        assert torch.equal(in_parts(m, IDS[:, 50:], cache, [5, 1]), want)
+        assert (in_parts(m, IDS[:, 50:], cache, [5, 1]) - want).abs().max() < 1e-12
         assert cache.report() == report
         assert torch.equal(cache.ids, IDS)  # type: ignore[arg-type]
     assert [p.name for p in tmp_path.iterdir()] == ["stream.safetensors"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,13 +32,27 @@ class _Look:
         return function(module, *args, **kwargs)
 
 
-@torch.no_grad()
+_found: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], dict[int, Rotation | str | None]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def find_rotations(model: nn.Module) -> dict[int, Rotation | str | None]:
     """Layer → its rotation; None where it is handed no cosines (learned positions, or none); a reason where it is unknown.
 
     Each layer's cosines and sines are compared with the model's own frequencies, and its queries and keys with and without
-    them with both layouts that models use. Layers with the same rotation share the object.
+    them with both layouts that models use. Layers with the same rotation share the object. Remembered, and looked for again
+    if a module is replaced or the model moved.
     """
+    weight = next(model.parameters())
+    key = (weight.dtype, weight.device, *(id(module) for module in model.modules()))
+    if model not in _found or _found[model][0] != key:
+        _found[model] = (key, _find(model))
+    return dict(_found[model][1])
+
+
+@torch.no_grad()
+def _find(model: nn.Module) -> dict[int, Rotation | str | None]:
     layers = attention_layers(model)
     inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     hooks = []
@@ -51,7 +66,8 @@ def find_rotations(model: nn.Module) -> dict[int, Rotation | str | None]:
     vocabulary = compat.config(model).get_text_config().vocab_size
     ids = (torch.arange(len(POSITIONS), device=where) % vocabulary)[None]
     positions = torch.tensor([POSITIONS], device=where)
-    with evaluating(model), reading(model, _Look()):
+    turned, plain = _Look(), _Look()
+    with evaluating(model), reading(model, turned):
         try:
             model(ids, position_ids=positions, use_cache=False)
         except (IndexError, TypeError, ValueError):  # a short table of positions, or none
@@ -59,18 +75,31 @@ def find_rotations(model: nn.Module) -> dict[int, Rotation | str | None]:
         finally:
             for hook in hooks:
                 hook.remove()
-        frequencies = [f.to(where) for f in compat.rotary_frequencies(model)]
+    with evaluating(model), reading(model, plain):
+        for layer in layers:
+            args, kwargs = inputs.get(id(layer.module), ((), {}))
+            given: Any = kwargs.get(KEYWORD)
+            if _is_pair(given):
+                still = (torch.ones_like(given[0]), torch.zeros_like(given[1]))
+                layer.module(*args, **{**kwargs, KEYWORD: still})
+    frequencies = [f.to(where) for f in compat.rotary_frequencies(model)]
+    scales = compat.rotary_scales(model)
     known: list[Rotation] = []
     found: dict[int, Rotation | str | None] = {}
     for layer in layers:
-        args, kwargs = inputs.get(id(layer.module), ((), {}))
-        given = kwargs.get(KEYWORD)
+        given = inputs.get(id(layer.module), ((), {}))[1].get(KEYWORD)
         if given is None:
             found[layer.layer] = None
-        elif not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
+        elif not _is_pair(given):
             found[layer.layer] = f"{layer.name} is given its positions in a form that is not known"
         else:
-            rotation = _rotation(model, layer, args, kwargs, given, frequencies, positions)
+            index = id(layer.module)
+            tables = _tables(layer.name, given, frequencies, scales, positions)
+            rotation = (
+                tables
+                if isinstance(tables, str)
+                else _layout(layer.name, turned.seen[index], plain.seen[index], tables, positions)
+            )
             if isinstance(rotation, Rotation):
                 same = [r for r in known if _equal(r, rotation)]
                 rotation = same[0] if same else rotation
@@ -79,40 +108,34 @@ def find_rotations(model: nn.Module) -> dict[int, Rotation | str | None]:
     return found
 
 
-def _rotation(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Tensor, Tensor],
-              frequencies: list[Tensor], positions: Tensor) -> Rotation | str:  # fmt: skip
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)
+
+
+def _tables(name: str, given: tuple[Tensor, Tensor], frequencies: list[Tensor], scales: list[float], positions: Tensor
+            ) -> Rotation | str:  # fmt: skip
+    """Which of the model's frequencies these cosines and sines are of, and how they are laid out."""
     cos, sin = (x.double() for x in given)
     scale = float((cos.square() + sin.square()).sqrt().mean())
-    near = min(
-        compat.rotary_scales(model), key=lambda x: abs(x - scale)
-    )  # what was seen is rounded to the model's dtype
+    near = min(scales, key=lambda x: abs(x - scale))  # what was seen is rounded to the model's dtype
     scale = near if abs(near - scale) < 0.01 * near else scale
+    loose = (0.02 if given[0].dtype in (torch.bfloat16, torch.float16) else 1e-4) * max(1.0, scale)
     for omega in frequencies:
-        for name in ("halves", "pairs", "once"):
-            guess = Rotation(omega.double().clone(), scale=scale, layout=name)
+        for layout in ("halves", "pairs", "once"):
+            guess = Rotation(omega.double().clone(), scale=scale, layout=layout)
             mine = guess.cos_sin(positions, torch.float64)
-            loose = 0.02 if given[0].dtype in (torch.bfloat16, torch.float16) else 1e-4
-            if mine[0].shape[-1] != cos.shape[-1] or max(
-                float((a - b).abs().max()) for a, b in zip(mine, (cos, sin), strict=True)
-            ) > loose * max(1.0, scale):
-                continue
-            return _layout(model, layer, args, kwargs, given, guess, positions)
-    return f"the angles of {layer.name} are none of the model's own frequencies"
+            if mine[0].shape[-1] == cos.shape[-1] and all(
+                float((a - b).abs().max()) <= loose for a, b in zip(mine, (cos, sin), strict=True)
+            ):
+                return guess
+    return f"the angles of {name} are none of the model's own frequencies"
 
 
-def _layout(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Tensor, Tensor],
-            guess: Rotation, positions: Tensor) -> Rotation | str:  # fmt: skip
-    """Which components make a pair: the module is run once with its rotation and once without."""
-
-    def run(rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        look = _Look()
-        with evaluating(model), reading(model, look):
-            layer.module(*args, **{**kwargs, KEYWORD: rotation})
-        return look.seen[id(layer.module)]
-
-    turned, plain = run(given), run((torch.ones_like(given[0]), torch.zeros_like(given[1])))
+def _layout(name: str, turned: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor], guess: Rotation, positions: Tensor
+            ) -> Rotation | str:  # fmt: skip
+    """Which components make a pair: queries and keys with the rotation and without."""
     if turned[0].shape[-1] < guess.dim:
-        return f"{layer.name} turns more than its heads have"
+        return f"{name} turns more than its heads have"
     if all(torch.equal(a, b) for a, b in zip(turned, plain, strict=True)):
         return Rotation(torch.zeros_like(guess.omega), guess.interleaved, 1.0, guess.layout)  # it turns nothing
     loose = 0.05 if turned[0].dtype in (torch.bfloat16, torch.float16) else 1e-3
@@ -123,7 +146,7 @@ def _layout(model: nn.Module, layer: Any, args: tuple[Any, ...], kwargs: dict[st
         mine = [rotation.turn(x, positions[:, None].to(x.device)) for x in parts]
         if all(float((a - b).norm()) <= loose * float(b.norm()) for a, b in zip(mine, turned, strict=True)):
             return rotation
-    return f"the rotation of {layer.name} is neither that of Llama nor that of GPT-J"
+    return f"the rotation of {name} is neither that of Llama nor that of GPT-J"
 
 
 def _equal(a: Rotation, b: Rotation) -> bool:
