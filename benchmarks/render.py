@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS
+from benchmarks.stream_tables import TABLES as STREAMS
 from benchmarks.tables import TABLES as MORE
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +26,7 @@ DOCUMENTS = (
     "docs/log.md",
     "docs/interventions.md",
     "docs/outlets.md",
+    "docs/streaming.md",
 )
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),
@@ -191,6 +193,7 @@ TABLES: dict[str, Callable[[bool], str]] = {
     "closed": closed,
     "others": others,
     **MORE,
+    **STREAMS,
 }
 
 
