@@ -245,6 +245,16 @@ def test_half_precision_is_as_good_as_the_models_own() -> None:
             assert (got.double() - want).norm() < 1.5 * own
 
 
+def test_a_stream_outlives_inference_mode() -> None:
+    m = model("llama")
+    with sg.streaming(m, "recent(9) + sinks(2)") as cache:
+        with torch.inference_mode():
+            one = m(IDS[:, :30], cache=cache).logits
+        two = m(IDS[:, 30:], cache=cache).logits
+        cache.reset()
+        assert (torch.cat([one, two], 1) - in_parts(m, IDS, cache, [30, 40])).abs().max() < 1e-12
+
+
 def test_logits_to_keep_and_tuples() -> None:
     m = model("llama")
     with sg.streaming(m, "recent(9) + sinks(2)", chunk=13) as cache, torch.no_grad():

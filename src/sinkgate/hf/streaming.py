@@ -332,9 +332,10 @@ class _Running:
             raise ArgumentError("give input_ids or inputs_embeds")
         if torch.is_grad_enabled() and self.model.training:
             raise UnsupportedError("a stream carries no gradients: model.eval(), or train outside sg.streaming")
-        with torch.no_grad():
-            if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            with torch.no_grad():
                 return self._compiled(kwargs, tokens, cache)
+        with torch.inference_mode(False), torch.no_grad():  # what is kept must outlive a caller's inference mode
             return self._eager(kwargs, tokens, ids, cache)
 
     def _eager(self, kwargs: dict[str, Any], tokens: Tensor, ids: Tensor | None, cache: StreamingCache) -> Any:
