@@ -18,6 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def listing() -> dict[str, dict[str, str]]:
     """Kind → name → one line."""
+    from sinkgate.cache.registry import POLICIES
     from sinkgate.gate import ACTIVATIONS, POSITIONS
     from sinkgate.hf.fetch import known_models
     from sinkgate.ops.native.ops import unavailable
@@ -40,7 +41,7 @@ def listing() -> dict[str, dict[str, str]]:
         "gates": {**POSITIONS, "activations": ", ".join(ACTIVATIONS)},
         "outlets": {name: _first_line(kind) for name, (kind, _) in KINDS.items()},
         "implementations": implementations,
-        "policies": {},
+        "policies": {name: _first_line(policy) for name, policy in POLICIES.items()},
         "models": {name: model.description for name, model in known_models().items()},
     }
 

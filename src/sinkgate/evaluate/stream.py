@@ -112,14 +112,14 @@ def wanted_arms(arms: Any, window: int, sinks: int, positions: str) -> list[tupl
     """(name, policy, positions) of every arm; no policy: recomputation.
 
     Raises:
-        ArgumentError: an unknown arm or policy, the same name twice, or none.
+        ArgumentError: an unknown arm or policy, the same one twice, or none.
     """
     if isinstance(arms, str):
         arms = arms.split(",") if "(" not in arms else [arms]
     found = [_arm(a, window, sinks, positions) for a in ([arms] if isinstance(arms, Policy) else arms)]
-    names = [name for name, _, _ in found]
+    names = [(name, scheme) for name, _, scheme in found]
     if not names or len(set(names)) < len(names):
-        raise ArgumentError(f"give at least one arm, and each once: got {', '.join(names) or 'none'}")
+        raise ArgumentError(f"give at least one arm, and each once: got {', '.join(n for n, _ in names) or 'none'}")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ from sinkgate.errors import ArgumentError, OutputError, RecordError
 from sinkgate.files import jsonable, write_atomically
 from sinkgate.record import student_interval
 
-__all__ = ["StreamArm", "StreamRecord"]
+__all__ = ["StreamArm", "StreamRecord", "labels"]
 
 FORMAT, VERSION = "sinkgate.stream", 1
+
+
+def labels(arms: Sequence[Any]) -> list[str]:
+    """Names of arms, with their positions where two have the same name."""
+    names = [arm.name for arm in arms]
+    return [arm.name if names.count(arm.name) == 1 else f"{arm.name}, {arm.positions}" for arm in arms]
 
 
 @dataclass
@@ -118,8 +125,8 @@ class StreamRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether every arm went to the end."""
-        return all(arm.complete for arm in self.arms)
+        """Whether every arm that was asked for went to the end."""
+        return len(self.arms) == len(self.meta.get("wanted", self.arms)) and all(arm.complete for arm in self.arms)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -150,8 +157,23 @@ class StreamRecord:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             if data.pop("format") != FORMAT or data.pop("version") != VERSION:
                 raise RecordError(f"{path} is no stream record of version {VERSION}")
-            return cls(data["meta"], [StreamArm(**arm) for arm in data["arms"]])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+            record = cls(data["meta"], [StreamArm(**arm) for arm in data["arms"]])
+            for arm in record.arms:
+                numbers = [
+                    *arm.sums,
+                    *arm.counts,
+                    arm.seconds,
+                    arm.cache_bytes,
+                    arm.held,
+                    *arm.resident,
+                    *(arm.at or ()),
+                ]
+                if len(arm.sums) != len(arm.counts) or not all(isinstance(x, int | float) for x in numbers):
+                    raise RecordError(f"{path} is a damaged stream record: the numbers of {arm.name!r}")
+            if not isinstance(data["meta"]["model"]["name"], str) or not isinstance(data["meta"]["tokens"], int):
+                raise RecordError(f"{path} is a damaged stream record: its model or its tokens")
+            return record
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise RecordError(f"{path} is not a readable stream record: {err}") from err
 
     def __str__(self) -> str:
