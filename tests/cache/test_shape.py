@@ -11,8 +11,8 @@ from transformers import models as hf
 
 from models import CONFIGS, GROUPED, tiny
 from sinkgate.cache import shape as module
+from sinkgate.cache.schemes import Options, schemes
 from sinkgate.cache.shape import CacheShape, LayerShape
-from sinkgate.cache.sizes import Options, schemes
 from sinkgate.errors import ArgumentError
 
 BASE = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sinkgate.cache.schemes import Options, schemes
 from sinkgate.cache.shape import CacheShape, LayerShape
 from sinkgate.cache.sizes import (
     BITS,
-    Options,
     human,
     kv_bytes_per_token,
     latent_bytes_per_token,
     parse_count,
     quantised_bytes,
     quantised_bytes_per_token,
-    schemes,
     state_bytes,
 )
 from sinkgate.errors import ArgumentError

@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from sinkgate.cache.schemes import Options, Scheme, Schemes, schemes
 from sinkgate.cache.shape import CacheShape
-from sinkgate.cache.sizes import BITS, Options, Scheme, Schemes, human, parse_count, schemes
+from sinkgate.cache.sizes import BITS, human, parse_count
 from sinkgate.errors import ArgumentError
 
 __all__ = ["arguments", "run", "summary"]

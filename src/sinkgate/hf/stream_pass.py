@@ -1,0 +1,271 @@
+"""Passes of a model that streams: cut into chunks, given positions, and attended through the cache."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinkgate.cache.bank import Ask
+from sinkgate.cache.base import Policy
+from sinkgate.cache.track import FAR, Step
+from sinkgate.call import EXTRA
+from sinkgate.errors import ArgumentError, UnsupportedError
+from sinkgate.hf.place import to_call
+from sinkgate.hf.rotary import KEYWORD
+from sinkgate.hf.stream_setup import Setup
+from sinkgate.hf.streaming_cache import StreamingCache, StreamingLayer
+from sinkgate.rope import Rotation
+
+__all__ = ["Running"]
+
+OUTPUTS = ("labels", "output_attentions", "output_hidden_states")  # a pass that asks for these is not cut
+
+
+class Running(Setup):
+    """A model while it streams: stands in front of its ``forward`` and its ``generate``, and behind its attention."""
+
+    def __init__(self, model: nn.Module, policy: Policy, positions: str, chunk: int, rollback: int) -> None:
+        super().__init__(model, policy, positions, chunk, rollback)
+        self.stock = model.forward
+        self.signature = inspect.signature(self.stock)
+        self.step: Step | None = None
+        self.now: StreamingCache | None = None
+        self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def wrapped(self) -> Callable[..., Any]:
+        """:meth:`forward` with the signature of the model's own, which ``generate`` looks at."""
+
+        @functools.wraps(self.stock)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self.forward(*args, **kwargs)
+
+        return forward
+
+    def generating(self) -> Callable[..., Any]:
+        """The model's ``generate``, which first compares the text it is given with what went through."""
+        stock: Any = self.model.generate
+
+        @functools.wraps(stock)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            if "past_key_values" in kwargs:
+                kwargs["cache"] = kwargs.pop("past_key_values")
+            cache = kwargs.get("cache")
+            ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            mask = kwargs.get("attention_mask")
+            drafts = kwargs.get("assistant_model") is not None or kwargs.get("prompt_lookup_num_tokens")
+            if isinstance(cache, StreamingCache) and drafts and not cache.is_croppable:
+                raise UnsupportedError(
+                    "assisted decoding takes tokens back, and what was evicted for them is gone: sg.streaming(…, rollback=32) keeps "
+                    "so many beyond the policy; a policy by mass, a dynamic or a quantised one cannot"
+                )
+            if isinstance(cache, StreamingCache) and isinstance(ids, Tensor) and ids.ndim == 2:
+                only_new = isinstance(mask, Tensor) and mask.shape[1] == ids.shape[1] + cache.columns
+                said = None if only_new else cache.rewind(ids)
+                if said is not None:
+                    warnings.warn(said, UserWarning, stacklevel=2)
+            return stock(*args, **kwargs)
+
+        return generate
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward, through the cache it is given."""
+        given = self.signature.bind_partial(*args, **kwargs)
+        kwargs = dict(given.arguments)
+        kwargs.update(kwargs.pop("kwargs", {}))
+        old = [kwargs.pop(n) for n in ("past_key_values",) if kwargs.get(n) is not None]
+        cache = kwargs.get("cache") if kwargs.get("cache") is not None else old[0] if old else None
+        if not isinstance(cache, StreamingCache):
+            raise ArgumentError(
+                f"inside sg.streaming every pass takes the cache it yields, got {'none' if cache is None else type(cache).__name__}: "
+                "model(ids, cache=cache), model.generate(…, cache=cache)"
+            )
+        if cache.alone or cache.fingerprint != self.fingerprint:
+            whose = "was made alone" if cache.alone else "belongs to another model"
+            raise ArgumentError(f"this cache {whose}; use the one that this sg.streaming yields, or new_stream(cache)")
+        kwargs["cache"] = cache
+        ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+        tokens = ids if ids is not None else embeds
+        if tokens is None:
+            raise ArgumentError("give input_ids or inputs_embeds")
+        if torch.is_grad_enabled() and self.model.training:
+            raise UnsupportedError("a stream carries no gradients: model.eval(), or train outside sg.streaming")
+        if torch.compiler.is_compiling():
+            with torch.no_grad():
+                return self._compiled(kwargs, tokens, cache)
+        with torch.inference_mode(False), torch.no_grad():  # what is kept must outlive a caller's inference mode
+            return self._eager(kwargs, tokens, ids, cache)
+
+    def _eager(self, kwargs: dict[str, Any], tokens: Tensor, ids: Tensor | None, cache: StreamingCache) -> Any:
+        length = tokens.shape[1]
+        if length == 0:
+            raise ArgumentError("the input has no tokens")
+        mask = self._real(kwargs.pop("attention_mask", None), cache, length)
+        given = kwargs.pop("position_ids", None)
+        real = None if mask is None else mask[:, -length:]
+        real = None if real is None or bool(real.all()) else real
+        if any(kwargs.get(name) for name in OUTPUTS[1:]) or kwargs.get("labels") is not None or length <= cache.chunk:
+            return self._pass(kwargs, tokens, ids, cache, real, mask, given)
+        keep = kwargs.pop("logits_to_keep", 0)
+        outputs, logits = None, []
+        takes = "logits_to_keep" in self.signature.parameters
+        for i in range(0, length, cache.chunk):
+            j = min(i + cache.chunk, length)
+            part = {**kwargs, **({"input_ids": ids[:, i:j]} if ids is not None else {"inputs_embeds": tokens[:, i:j]})}
+            wanted: Any = 0
+            if isinstance(keep, int) and keep > 0:
+                wanted = max(0, min(j, length) - max(i, length - keep))
+                if takes:
+                    part["logits_to_keep"] = max(wanted, 1)
+            outputs = self._pass(
+                part, tokens[:, i:j], None if ids is None else ids[:, i:j], cache, None if real is None else real[:, i:j],
+                None if mask is None else mask[:, : mask.shape[1] - length + j], None if given is None else given[..., i:j],
+            )  # fmt: skip
+            found = outputs[0] if isinstance(outputs, tuple) else outputs.logits
+            if isinstance(keep, int) and keep > 0:
+                logits += [found[:, -wanted:]] if wanted else []
+            else:
+                logits.append(found)
+        whole = torch.cat(logits, 1)
+        if isinstance(keep, Tensor):
+            whole = whole[:, keep]
+        if isinstance(outputs, tuple):
+            return (whole, *outputs[1:])
+        assert outputs is not None
+        outputs.logits = whole
+        return outputs
+
+    def _real(self, mask: Tensor | None, cache: StreamingCache, length: int) -> Tensor | None:
+        if mask is None:
+            return None
+        if mask.ndim != 2:
+            raise UnsupportedError(
+                f"a stream builds its own visibility and takes a 2-D attention_mask of padding, got {list(mask.shape)}"
+            )
+        if mask.shape[1] != cache.columns + length:
+            raise ArgumentError(
+                f"attention_mask has {mask.shape[1]} columns, but {cache.columns} tokens went through and {length} come now: give "
+                f"{cache.columns + length}"
+            )
+        return mask.bool()
+
+    def _pass(self, kwargs: dict[str, Any], tokens: Tensor, ids: Tensor | None, cache: StreamingCache, real: Tensor | None,
+              mask: Tensor | None, given: Tensor | None) -> Any:  # fmt: skip
+        rows, length = tokens.shape[:2]
+        step = cache.begin(length, real, ids, rows, tokens.device)
+        self._positions(step, given, cache)
+        where = torch.where(step.positions == FAR, 0, step.positions)
+        if self.changing:  # their frequencies must stay as they are; the layers are handed exact angles anyway
+            where = where.clamp_max(max(self.original() - 1, 0))
+        if "position_ids" in self.signature.parameters:
+            kwargs = {**kwargs, "position_ids": where}
+        linear = any(not isinstance(layer, StreamingLayer) for layer in cache.layers)
+        if linear and mask is not None and not bool(mask.all()):
+            kwargs = {**kwargs, "attention_mask": mask}
+        self._begin(step, cache)
+        try:
+            out = self.stock(**kwargs)
+        except BaseException:
+            cache.broken = True
+            raise
+        finally:
+            self.step = self.now = None
+        cache.end(step)
+        return out
+
+    def _begin(self, step: Step, cache: StreamingCache) -> None:
+        if cache.broken:
+            raise UnsupportedError(
+                "an earlier pass of this stream failed half way; reset() the cache, or restore a saved one"
+            )
+        self.step, self.now, self.tables = step, cache, {}
+
+    def _compiled(self, kwargs: dict[str, Any], tokens: Tensor, cache: StreamingCache) -> Any:
+        """One token per row, traced: no padding, nothing that depends on where the stream is."""
+        step = cache.begin(1, None, None, tokens.shape[0], tokens.device)
+        kwargs = {n: x for n, x in kwargs.items() if n != "attention_mask"}
+        kwargs["position_ids"] = torch.zeros_like(step.positions)
+        self.step, self.now, self.tables = step, cache, {}
+        out = self.stock(**kwargs)
+        self.step = self.now = None
+        cache.end(step)
+        return out
+
+    def _positions(self, step: Step, given: Tensor | None, cache: StreamingCache) -> None:
+        """Check the positions of a pass, and say what a reader should know of them."""
+        real = step.positions != FAR
+        if given is not None:
+            if given.ndim != 2:
+                raise UnsupportedError(
+                    f"a stream counts positions itself; got position_ids of shape {list(given.shape)}"
+                )
+            if bool(((given.expand_as(real) != step.positions) & real).any()):
+                raise ArgumentError("position_ids differ from what the stream counted; leave them out")
+        last = max(step.before or [0]) + step.length
+        name = type(self.model).__name__
+        if self.context is None or last <= self.context or self.positions == "slots":
+            return
+        if self.learned:
+            raise UnsupportedError(
+                f"{name} has {self.context} learned positions and the text reaches token {last}: it cannot go on; use a model with "
+                "rotary positions"
+            )
+        if self.changing and last > self.original():
+            raise UnsupportedError(
+                f"{name}'s {self.changing[0]} rotation changes beyond {self.original()} tokens and would make the kept keys stale at "
+                f"token {last}; use positions='slots'"
+            )
+        far = self.policy.budget is None or any(k.pinned for a in self.attention for k in self.keeps(a))
+        if far and "context" not in cache.warned:
+            cache.warned.add("context")
+            warnings.warn(
+                f"{name} was made for {self.context} positions and the text reaches token {last}: with positions='original' kept "
+                f"tokens are up to {last - 1} positions away, further than it ever saw; positions='slots' does not",
+                UserWarning, stacklevel=6,
+            )  # fmt: skip
+
+    # ---- inside the layers ----------------------------------------------------------------------------------------------------
+
+    def rotate(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before an attention module: cosines and sines from exact angles."""
+        rotation = self.rotations[self.index[id(module)]]
+        given = kwargs.get(KEYWORD)
+        if self.step is None or not isinstance(rotation, Rotation) or given is None:
+            return None
+        key = id(rotation)
+        if key not in self.tables:
+            positions = torch.where(self.step.positions == FAR, 0, self.step.positions)
+            self.tables[key] = rotation.cos_sin(positions, given[0].dtype)
+        return args, {**kwargs, KEYWORD: self.tables[key]}
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """The attention function's part."""
+        if self.step is None or self.now is None:
+            raise ArgumentError("inside sg.streaming call the whole model, with cache=: model(ids, cache=cache)")
+        index = self.index[id(module)]
+        layer = self.now.layers[index]
+        if not layer.handed or key.shape[2] != query.shape[2]:
+            raise UnsupportedError(
+                f"layer {index} of {type(self.model).__name__} attends to keys that it did not make (shared between layers); such "
+                "models cannot be streamed"
+            )
+        call = to_call(module, query, key, value, None, kwargs, index)
+        scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        sinks = kwargs.get("s_aux")
+        ask = Ask(
+            query,
+            key,
+            value,
+            scale,
+            call.softcap or None,
+            None if sinks is None else sinks.reshape(-1),
+            kwargs.get(EXTRA),
+        )
+        return self.now.attend(index, ask, self.step).transpose(1, 2), None
