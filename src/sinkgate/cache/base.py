@@ -13,6 +13,8 @@ from sinkgate.errors import ArgumentError
 
 __all__ = ["Earned", "Keep", "Part", "Pinned", "Policy", "Storage", "Sum", "whole"]
 
+MOST = 10**8  # tokens; also the largest token id that is believed
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -219,10 +221,10 @@ def whole(what: str, value: Any, least: int = 1) -> None:
     """Check a count.
 
     Raises:
-        ArgumentError: it is no whole number of at least ``least``.
+        ArgumentError: it is no whole number of at least ``least``, or more than a cache could ever hold.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ArgumentError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise ArgumentError(f"{what} must be a whole number of at least {least} (and at most {MOST:,}), got {value!r}")
 
 
 def _plain(value: Any) -> Any:

@@ -139,6 +139,15 @@ class Track:
         self.ring = ring
         return True
 
+    def holds(self, left: list[int]) -> bool:
+        """Whether all that a row of so many tokens would see is there."""
+        if self.keep.recent is None:
+            return True
+        end = torch.tensor(left, device=self.pos.device)[:, None]
+        begin = (end - self.keep.recent).clamp_min(0)
+        there = ((self.pos >= begin) & (self.pos < end)).sum(1)
+        return bool((there == (end - begin)[:, 0]).all())
+
     def crop(self, left: list[int]) -> None:
         """Forget what stands at or behind these positions."""
         bound = torch.tensor(left, device=self.pos.device)[:, None]

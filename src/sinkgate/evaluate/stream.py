@@ -78,6 +78,8 @@ def stream(
     for what, value in (("window", window), ("every", every), ("chunk", chunk), ("samples", samples)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{what} must be a whole number of at least 1, got {value!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ArgumentError(f"seed must be a whole number of at least 0, got {seed!r}")
     prefix, bos = bos_prefix(tokenizer, "auto") if tokenizer is not None else ([], "none")
     if isinstance(text, str):
         ids = [*prefix, *tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]

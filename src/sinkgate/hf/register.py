@@ -110,6 +110,11 @@ def _streamed(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if outlet is not None and outlet.adds_key:
         kwargs = extended(outlet, args, kwargs)
     query, key, value, _, rest = arguments(args, kwargs)
+    if STREAM not in module.__dict__:
+        raise UnsupportedError(
+            f"{type(module).__name__} shares its config with a model that streams: give each model a config of its own "
+            "(copy.deepcopy(model.config))"
+        )
     result = module.__dict__[STREAM].attend(module, query, key, value, **rest)
     return result if outlet is None else gated(outlet, result)
 

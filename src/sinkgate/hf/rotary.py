@@ -17,6 +17,7 @@ from sinkgate.rope import Rotation
 __all__ = ["find_rotations"]
 
 POSITIONS = (0, 1, 2, 5, 17, 40)  # where cosines are compared
+SHORT = (0, 1, 2, 3, 4, 5)  # where frequencies change with the length
 KEYWORD = "position_embeddings"
 
 
@@ -65,7 +66,8 @@ def _find(model: nn.Module) -> dict[int, Rotation | str | None]:
     where = compat.input_device(model)
     vocabulary = compat.config(model).get_text_config().vocab_size
     ids = (torch.arange(len(POSITIONS), device=where) % vocabulary)[None]
-    positions = torch.tensor([POSITIONS], device=where)
+    changing = any(word in kind for kind in compat.rotary_kinds(model) for word in ("dynamic", "longrope"))
+    positions = torch.tensor([SHORT if changing else POSITIONS], device=where)
     turned, plain = _Look(), _Look()
     with evaluating(model), reading(model, turned):
         try:

@@ -88,7 +88,12 @@ class Alone:
                 f"alone, a cache is exact for single-token steps and for a prompt within its budget of {self.keep.budget} tokens; "
                 f"{cache.columns} are held or seen and {length} came at once; {way_out}, or ask for prefill='dense' by name"
             )
-        if index in self.seen_by or self.step is None:
+        if index in self.seen_by and len(self.seen_by) < self.count:
+            raise ArgumentError(
+                f"this cache was made for {self.count} layers, and the model asks for {len(self.seen_by)} of them; make one from its "
+                "own config"
+            )
+        if self.step is None:
             self.seen_by = set()
             self.step = cache.begin(length, None, None, b, k.device)
         self.seen_by.add(index)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sinkgate.cache.layer import Tracks
@@ -47,14 +48,14 @@ def save_stream(cache: StreamingCache, path: str | os.PathLike[str]) -> Path:
             for j, bank in enumerate(layer.layer.banks):
                 state = {**bank.state(), "track": bank.track.pos.clone()}
                 tensors.update({f"layers.{i}.{j}.{name}": x for name, x in state.items()})
-                banks[str(i)].append(bank.meta())
+                banks[str(i)].append({"meta": bank.meta(), "tensors": {n: list(x.shape) for n, x in state.items()}})
     if cache.counts is not None:
         tensors["counts"] = cache.counts
     if (ids := cache.ids) is not None:
         tensors["ids"] = ids
     meta = {
         "format": FORMAT, "version": VERSION, "policy": cache.policy.to_json(), "positions": cache.positions,
-        "fingerprint": cache.fingerprint, "rollback": cache.rollback, "padding": cache.padding, "banks": banks,
+        "fingerprint": cache.fingerprint, "rollback": cache.rollback, "padding": cache.padding, "passes": [x if isinstance(x, int) else x.long().tolist() for x in cache.passes], "banks": banks,
     }  # fmt: skip
     data = save({n: x.detach().contiguous().cpu() for n, x in tensors.items()}, {"sinkgate": json.dumps(meta)})
     target = Path(path)
@@ -87,22 +88,36 @@ def load_stream(cache: StreamingCache, path: str | os.PathLike[str]) -> Streamin
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as err:
         raise RecordError(f"{path} is not a readable stream: {err}") from err
-    if meta.get("format") != FORMAT or meta.get("version") != VERSION:
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("version") != VERSION:
         raise RecordError(f"{path} is no stream of version {VERSION}")
-    for what, mine, theirs in (
-        ("model", cache.fingerprint, meta["fingerprint"]), ("policy", cache.policy.to_json(), meta["policy"]),
-        ("positions", cache.positions, meta["positions"]), ("rollback", cache.rollback, meta["rollback"]),
+    for what, mine in (
+        ("fingerprint", cache.fingerprint), ("policy", cache.policy.to_json()), ("positions", cache.positions),
+        ("rollback", cache.rollback),
     ):  # fmt: skip
+        theirs = meta.get(what)
         if mine != theirs:
-            raise ArgumentError(f"{path} holds a stream of another {what}: {theirs}, and this one has {mine}")
+            name = "model" if what == "fingerprint" else what
+            raise ArgumentError(f"{path} holds a stream of another {name}: {theirs}, and this one has {mine}")
     cache.reset()
-    cache.padding = int(meta["padding"])
+    try:
+        with torch.inference_mode(False):
+            _fill(cache, meta, tensors)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as err:
+        cache.reset()
+        raise RecordError(f"{path} is damaged: {type(err).__name__} {err}") from err
+    return cache
+
+
+def _fill(cache: StreamingCache, meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     where = cache.device()
-    if "counts" in tensors:
-        cache.counts = tensors["counts"].to(where)
-        cache.tracks = Tracks(len(cache.counts), cache.rollback, where)
-    if "ids" in tensors:
-        cache.history = [tensors["ids"]]
+    cache.padding = int(meta["padding"])
+    cache.passes = [x if isinstance(x, int) else torch.tensor(x, dtype=torch.bool) for x in meta["passes"]]
+    cache.padded = any(isinstance(x, Tensor) for x in cache.passes)
+    if "counts" not in tensors:  # nothing has gone through
+        return
+    cache.counts = tensors["counts"].to(where)
+    cache.tracks = Tracks(len(cache.counts), cache.rollback, where)
+    cache.history = [tensors["ids"]] if "ids" in tensors else []
     for i, parts in meta["banks"].items():
         layer = cache.layers[int(i)]
         prefix = f"layers.{i}."
@@ -110,10 +125,15 @@ def load_stream(cache: StreamingCache, path: str | os.PathLike[str]) -> Streamin
         if not isinstance(layer, StreamingLayer):
             compat.set_linear_state(layer, mine, parts)
             continue
-        assert cache.tracks is not None
         layer.layer, layer.is_initialized = cache._made.layer(int(i), cache.tracks), True
         for j, bank in enumerate(layer.layer.banks):
             state = {n.removeprefix(f"{j}."): x for n, x in mine.items() if n.startswith(f"{j}.")}
+            if sorted(state) != sorted(parts[j]["tensors"]):
+                raise ValueError(f"layer {i} has {sorted(state)}, not {sorted(parts[j]['tensors'])}")
+            for name, shape in parts[j]["tensors"].items():
+                if list(state[name].shape) != shape:
+                    raise ValueError(f"{name} of layer {i} has shape {list(state[name].shape)}, not {shape}")
             bank.track.resume(state.pop("track"))
-            bank.load(state, parts[j])
-    return cache
+            bank.load(state, parts[j]["meta"])
+    if len(meta["banks"]) != len(cache.layers):
+        raise ValueError(f"{len(meta['banks'])} of {len(cache.layers)} layers are there")

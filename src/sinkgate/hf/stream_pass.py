@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,24 +20,33 @@ from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf.place import to_call
 from sinkgate.hf.rotary import KEYWORD
 from sinkgate.hf.stream_setup import Setup
-from sinkgate.hf.streaming_cache import StreamingCache, StreamingLayer
+from sinkgate.hf.streaming_cache import StreamingCache
 from sinkgate.rope import Rotation
 
 __all__ = ["Running"]
 
-OUTPUTS = ("labels", "output_attentions", "output_hidden_states")  # a pass that asks for these is not cut
+OUTPUTS = ("output_hidden_states", "output_router_logits")  # a pass that asks for these is not cut
 
 
 class Running(Setup):
     """A model while it streams: stands in front of its ``forward`` and its ``generate``, and behind its attention."""
 
-    def __init__(self, model: nn.Module, policy: Policy, positions: str, chunk: int, rollback: int) -> None:
-        super().__init__(model, policy, positions, chunk, rollback)
+    def __init__(
+        self, model: nn.Module, policy: Policy, positions: str, chunk: int, rollback: int, *, quiet: bool = False
+    ) -> None:
+        super().__init__(model, policy, positions, chunk, rollback, quiet=quiet)
         self.stock = model.forward
         self.signature = inspect.signature(self.stock)
+        self.lock = threading.Lock()
         self.step: Step | None = None
         self.now: StreamingCache | None = None
         self.tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Running:
+        raise UnsupportedError("a model is copied outside sg.streaming; a stream by cache.fork()")
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError("a stream is saved by sg.save_stream(cache, file), a model outside sg.streaming")
 
     def wrapped(self) -> Callable[..., Any]:
         """:meth:`forward` with the signature of the model's own, which ``generate`` looks at."""
@@ -58,7 +68,11 @@ class Running(Setup):
             cache = kwargs.get("cache")
             ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
             mask = kwargs.get("attention_mask")
-            drafts = kwargs.get("assistant_model") is not None or kwargs.get("prompt_lookup_num_tokens")
+            settings = kwargs.get("generation_config")
+            drafts = kwargs.get("assistant_model") is not None or any(
+                getattr(x, "prompt_lookup_num_tokens", None) for x in (settings, self.model.generation_config)
+            )
+            drafts = drafts or bool(kwargs.get("prompt_lookup_num_tokens"))
             if isinstance(cache, StreamingCache) and drafts and not cache.is_croppable:
                 raise UnsupportedError(
                     "assisted decoding takes tokens back, and what was evicted for them is gone: sg.streaming(…, rollback=32) keeps "
@@ -78,8 +92,10 @@ class Running(Setup):
         given = self.signature.bind_partial(*args, **kwargs)
         kwargs = dict(given.arguments)
         kwargs.update(kwargs.pop("kwargs", {}))
-        old = [kwargs.pop(n) for n in ("past_key_values",) if kwargs.get(n) is not None]
-        cache = kwargs.get("cache") if kwargs.get("cache") is not None else old[0] if old else None
+        old, cache = kwargs.pop("past_key_values", None), kwargs.get("cache")
+        if old is not None and cache is not None and old is not cache:
+            raise ArgumentError("give cache or past_key_values, not two different ones")
+        cache = old if cache is None else cache
         if not isinstance(cache, StreamingCache):
             raise ArgumentError(
                 f"inside sg.streaming every pass takes the cache it yields, got {'none' if cache is None else type(cache).__name__}: "
@@ -88,29 +104,51 @@ class Running(Setup):
         if cache.alone or cache.fingerprint != self.fingerprint:
             whose = "was made alone" if cache.alone else "belongs to another model"
             raise ArgumentError(f"this cache {whose}; use the one that this sg.streaming yields, or new_stream(cache)")
+        if cache._made is not self:  # kept from an earlier `with` of the same model
+            cache.adopt(self)
         kwargs["cache"] = cache
         ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
         tokens = ids if ids is not None else embeds
         if tokens is None:
             raise ArgumentError("give input_ids or inputs_embeds")
-        if torch.is_grad_enabled() and self.model.training:
+        if self.model.training or (torch.is_grad_enabled() and tokens.requires_grad):
             raise UnsupportedError("a stream carries no gradients: model.eval(), or train outside sg.streaming")
         if torch.compiler.is_compiling():
             with torch.no_grad():
                 return self._compiled(kwargs, tokens, cache)
-        with torch.inference_mode(False), torch.no_grad():  # what is kept must outlive a caller's inference mode
-            return self._eager(kwargs, tokens, ids, cache)
+        if tokens.ndim < 2 or 0 in tokens.shape:
+            raise ArgumentError(f"the input has no tokens: give [rows, tokens], got {list(tokens.shape)}")
+        if not self.lock.acquire(blocking=False):
+            raise UnsupportedError(
+                "this model is in a pass already (another thread?): one pass at a time, or a model each"
+            )
+        try:
+            with torch.inference_mode(False), torch.no_grad():  # what is kept must outlive a caller's inference mode
+                return self._eager(kwargs, tokens, ids, cache)
+        finally:
+            self.lock.release()
 
     def _eager(self, kwargs: dict[str, Any], tokens: Tensor, ids: Tensor | None, cache: StreamingCache) -> Any:
         length = tokens.shape[1]
-        if length == 0:
-            raise ArgumentError("the input has no tokens")
+        if cache.broken:
+            raise UnsupportedError(
+                "an earlier pass of this stream failed half way; reset() the cache, or restore a saved one"
+            )
+        if kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False):
+            raise UnsupportedError(
+                "a stream keeps no attention weights; read them outside sg.streaming (sg.diagnose, sg.pattern)"
+            )
         mask = self._real(kwargs.pop("attention_mask", None), cache, length)
         given = kwargs.pop("position_ids", None)
         real = None if mask is None else mask[:, -length:]
         real = None if real is None or bool(real.all()) else real
-        if any(kwargs.get(name) for name in OUTPUTS[1:]) or kwargs.get("labels") is not None or length <= cache.chunk:
-            return self._pass(kwargs, tokens, ids, cache, real, mask, given)
+        self._fits(cache, length, real, given, tokens.shape[0])
+        text = self.config.get_text_config(decoder=True)
+        more = (
+            any(kwargs.get(name) or getattr(text, name, False) for name in OUTPUTS) or kwargs.get("labels") is not None
+        )
+        if more or length <= cache.chunk:
+            return self._pass(kwargs, tokens, ids, cache, real, mask)
         keep = kwargs.pop("logits_to_keep", 0)
         outputs, logits = None, []
         takes = "logits_to_keep" in self.signature.parameters
@@ -124,7 +162,7 @@ class Running(Setup):
                     part["logits_to_keep"] = max(wanted, 1)
             outputs = self._pass(
                 part, tokens[:, i:j], None if ids is None else ids[:, i:j], cache, None if real is None else real[:, i:j],
-                None if mask is None else mask[:, : mask.shape[1] - length + j], None if given is None else given[..., i:j],
+                None if mask is None else mask[:, : mask.shape[1] - length + j],
             )  # fmt: skip
             found = outputs[0] if isinstance(outputs, tuple) else outputs.logits
             if isinstance(keep, int) and keep > 0:
@@ -152,22 +190,23 @@ class Running(Setup):
                 f"attention_mask has {mask.shape[1]} columns, but {cache.columns} tokens went through and {length} come now: give "
                 f"{cache.columns + length}"
             )
+        if mask.is_floating_point() and bool((mask < 0).any()):
+            raise ArgumentError("attention_mask is 1 at tokens and 0 at padding; an additive one is none of padding")
+        if cache.columns and not cache.padded and not bool(mask[:, :-length].all()):
+            raise ArgumentError(
+                "attention_mask hides tokens that went through already as real ones; a stream cannot unread them"
+            )
         return mask.bool()
 
     def _pass(self, kwargs: dict[str, Any], tokens: Tensor, ids: Tensor | None, cache: StreamingCache, real: Tensor | None,
-              mask: Tensor | None, given: Tensor | None) -> Any:  # fmt: skip
+              mask: Tensor | None) -> Any:  # fmt: skip
         rows, length = tokens.shape[:2]
         step = cache.begin(length, real, ids, rows, tokens.device)
-        self._positions(step, given, cache)
-        where = torch.where(step.positions == FAR, 0, step.positions)
-        if self.changing:  # their frequencies must stay as they are; the layers are handed exact angles anyway
-            where = where.clamp_max(max(self.original() - 1, 0))
         if "position_ids" in self.signature.parameters:
-            kwargs = {**kwargs, "position_ids": where}
-        linear = any(not isinstance(layer, StreamingLayer) for layer in cache.layers)
-        if linear and mask is not None and not bool(mask.all()):
+            kwargs = {**kwargs, "position_ids": self._where(step)}
+        if mask is not None and cache.has_state and not bool(mask.all()):
             kwargs = {**kwargs, "attention_mask": mask}
-        self._begin(step, cache)
+        self.step, self.now, self.tables = step, cache, {}
         try:
             out = self.stock(**kwargs)
         except BaseException:
@@ -178,56 +217,97 @@ class Running(Setup):
         cache.end(step)
         return out
 
-    def _begin(self, step: Step, cache: StreamingCache) -> None:
-        if cache.broken:
-            raise UnsupportedError(
-                "an earlier pass of this stream failed half way; reset() the cache, or restore a saved one"
-            )
-        self.step, self.now, self.tables = step, cache, {}
+    def _where(self, step: Step) -> Tensor:
+        """Positions for the model itself; the layers are handed exact angles whatever they are."""
+        where = torch.where(step.positions == FAR, 0, step.positions)
+        if self.changing:  # their frequencies must stay as they are
+            where = where.clamp_max(max(self.original() - 1, 0))
+        return where
 
     def _compiled(self, kwargs: dict[str, Any], tokens: Tensor, cache: StreamingCache) -> Any:
-        """One token per row, traced: no padding, nothing that depends on where the stream is."""
+        """One token per row, traced: nothing that depends on where the stream is, so nothing that only then can be refused."""
+        if kwargs.pop("attention_mask", None) is not None or kwargs.pop("position_ids", None) is not None:
+            raise UnsupportedError(
+                "a compiled step takes one token per row and counts positions itself: no mask, no position_ids"
+            )
+        if tokens.shape[1] != 1 or cache.counts is None or cache.broken:
+            raise UnsupportedError("a compiled step takes one token per row, behind a first pass that is not compiled")
+        if not cache.compiles():
+            raise UnsupportedError(f"a step under {cache.policy} cannot be compiled: recent(n) with first sinks can")
         step = cache.begin(1, None, None, tokens.shape[0], tokens.device)
-        kwargs = {n: x for n, x in kwargs.items() if n != "attention_mask"}
-        kwargs["position_ids"] = torch.zeros_like(step.positions)
+        if "position_ids" in self.signature.parameters:
+            kwargs["position_ids"] = self._where(step)
         self.step, self.now, self.tables = step, cache, {}
         out = self.stock(**kwargs)
         self.step = self.now = None
         cache.end(step)
         return out
 
-    def _positions(self, step: Step, given: Tensor | None, cache: StreamingCache) -> None:
-        """Check the positions of a pass, and say what a reader should know of them."""
-        real = step.positions != FAR
-        if given is not None:
-            if given.ndim != 2:
-                raise UnsupportedError(
-                    f"a stream counts positions itself; got position_ids of shape {list(given.shape)}"
-                )
-            if bool(((given.expand_as(real) != step.positions) & real).any()):
-                raise ArgumentError("position_ids differ from what the stream counted; leave them out")
-        last = max(step.before or [0]) + step.length
+    # ---- what a pass must not do ----------------------------------------------------------------------------------------------
+
+    def _fits(self, cache: StreamingCache, length: int, real: Tensor | None, given: Tensor | None, rows: int) -> None:
+        """Refuse a pass as a whole, before any of it went through."""
         name = type(self.model).__name__
-        if self.context is None or last <= self.context or self.positions == "slots":
+        if cache.counts is not None and len(cache.counts) != rows:
+            raise ArgumentError(
+                f"this stream has {len(cache.counts)} rows and the input {rows}; reset() the cache, or make one per batch"
+            )
+        if (
+            real is not None
+            and cache.has_state
+            and (cache.columns or length == 1 or bool((~real[:, cache.chunk :]).any()))
+        ):
+            raise UnsupportedError(
+                f"{name} has layers with a state of their own, which padding would change; pad in front of the first pass only, "
+                f"within its first {cache.chunk} tokens"
+            )
+        if real is not None and self.learned and "position_ids" not in self.signature.parameters:
+            raise UnsupportedError(
+                f"{name} takes no position_ids, so rows with padding would stand at wrong positions; give rows alone"
+            )
+        if given is not None:
+            self._counted(cache, length, real, given)
+        before = 0 if cache.counts is None else int(cache.counts.max())
+        last = before + (length if real is None else int(real.sum(1).max()))
+        bounded = self.positions == "slots" and self.policy.budget is not None
+        if (
+            self.context is None
+            or last <= min(self.context, self.original() if self.changing else self.context)
+            or bounded
+        ):
             return
-        if self.learned:
+        if self.learned and last > self.context:
             raise UnsupportedError(
                 f"{name} has {self.context} learned positions and the text reaches token {last}: it cannot go on; use a model with "
                 "rotary positions"
             )
-        if self.changing and last > self.original():
+        if self.changing:
             raise UnsupportedError(
                 f"{name}'s {self.changing[0]} rotation changes beyond {self.original()} tokens and would make the kept keys stale at "
-                f"token {last}; use positions='slots'"
+                f"token {last}; use positions='slots' with a policy that keeps no more"
             )
         far = self.policy.budget is None or any(k.pinned for a in self.attention for k in self.keeps(a))
         if far and "context" not in cache.warned:
             cache.warned.add("context")
             warnings.warn(
-                f"{name} was made for {self.context} positions and the text reaches token {last}: with positions='original' kept "
-                f"tokens are up to {last - 1} positions away, further than it ever saw; positions='slots' does not",
-                UserWarning, stacklevel=6,
+                f"{name} was made for {self.context} positions and the text reaches token {last}: with positions='{self.positions}' "
+                f"kept tokens are up to {last - 1} positions away, further than it ever saw; positions='slots' with a bounded "
+                "policy does not", UserWarning, stacklevel=5,
             )  # fmt: skip
+
+    def _counted(self, cache: StreamingCache, length: int, real: Tensor | None, given: Tensor) -> None:
+        """Positions that a caller gives must be those that the stream counts."""
+        if given.ndim != 2 or given.shape[1] != length:
+            raise UnsupportedError(f"a stream counts positions itself; got position_ids of shape {list(given.shape)}")
+        counts = torch.zeros(1, dtype=torch.long, device=given.device) if cache.counts is None else cache.counts
+        seen = torch.ones_like(given, dtype=torch.bool) if real is None else real
+        wanted = counts[:, None] + seen.long().cumsum(1) - 1
+        if bool(((given != wanted) & seen).any()):
+            raise ArgumentError(
+                f"position_ids begin at {int(given[0, 0])}, but the stream is at token {int(counts[0])}: a text that went through is "
+                "given again (a second turn of assisted decoding, or use_cache=False, does that), or positions are not counted "
+                "from each row's first token; reset() the cache, or leave position_ids out"
+            )
 
     # ---- inside the layers ----------------------------------------------------------------------------------------------------
 
@@ -268,4 +348,4 @@ class Running(Setup):
             None if sinks is None else sinks.reshape(-1),
             kwargs.get(EXTRA),
         )
-        return self.now.attend(index, ask, self.step).transpose(1, 2), None
+        return self.now.attend(index, ask, self.step).transpose(1, 2).contiguous(), None

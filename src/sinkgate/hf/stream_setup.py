@@ -35,9 +35,11 @@ class Setup:
         UnsupportedError: a model that cannot be streamed so, by name.
     """
 
-    def __init__(self, model: nn.Module, policy: Policy, positions: str, chunk: int, rollback: int) -> None:
+    def __init__(
+        self, model: nn.Module, policy: Policy, positions: str, chunk: int, rollback: int, *, quiet: bool = False
+    ) -> None:
         self.model, self.policy, self.positions = model, policy, positions
-        self.chunk, self.rollback = chunk, rollback
+        self.chunk, self.rollback, self.quiet = chunk, rollback, quiet
         self.fingerprint = fingerprint(model)
         self.config = compat.config(model)
         self.attention: list[Attention] = attention_layers(model)
@@ -73,8 +75,8 @@ class Setup:
                 continue
             if rotation is None:
                 raise UnsupportedError(
-                    f"{name} has learned positions, which are added to the tokens and cannot be counted inside a cache; use "
-                    "positions='original'"
+                    f"{name} hands its layers no rotation (learned positions, or none), so positions cannot be counted inside a "
+                    "cache; use positions='original'"
                 )
             if isinstance(rotation, str):
                 raise UnsupportedError(
@@ -86,18 +88,34 @@ class Setup:
                 f"{name}'s {changing[0]} rotation changes beyond {self.original()} tokens, and the policy keeps {budget}: keep fewer"
             )
         self.changing = changing
-        if self.positions == "slots" and budget is not None and self.context and budget > self.context:
+        if (
+            not self.quiet
+            and self.positions == "slots"
+            and budget is not None
+            and self.context
+            and budget > self.context
+        ):
             warnings.warn(
                 f"the policy keeps {budget} tokens, but {name} was made for {self.context} positions",
                 UserWarning,
                 stacklevel=5,
             )
         recent = [k.recent for a in self.attention for k in self.keeps(a)]
-        if self.window is not None and any(n is None or n > self.window for n in recent):
+        if not self.quiet and self.window is not None and any(n is None or n > self.window for n in recent):
             warnings.warn(
                 f"every layer of {name} was trained with a window of {self.window} tokens, and the policy shows it more", UserWarning,
                 stacklevel=5,
             )  # fmt: skip
+        kept = [k for a in self.attention for k in self.keeps(a)]
+        self.compilable = not any(
+            k.recent is None
+            or k.earned
+            or k.rule
+            or k.storage.bits
+            or len(k.pinned) > 1
+            or not all(p.by_count for p in k.pinned)
+            for k in kept
+        )
         for part in self.folds():
             self.folded[part.folded] = self._constants(part.folded)
         tracks = Tracks(1, self.rollback)

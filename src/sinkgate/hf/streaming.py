@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
 from sinkgate.cache.base import Policy
+from sinkgate.cache.recent import Dense
 from sinkgate.cache.registry import as_policy
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf import compat
@@ -15,6 +17,7 @@ from sinkgate.hf.anatomy import own_name
 from sinkgate.hf.place import STOCK, at
 from sinkgate.hf.register import STREAM, register
 from sinkgate.hf.stream_pass import Running
+from sinkgate.hf.stream_proof import TOKENS, prove
 from sinkgate.hf.streaming_cache import SCHEMES, StreamingCache
 
 __all__ = ["new_stream", "streaming"]
@@ -66,6 +69,15 @@ def streaming(
             "this model is inside another sg.streaming already; new_stream(cache) makes a second stream"
         )
     running = Running(model, as_policy(policy), positions, chunk, rollback)
+    prove(model, lambda m: _installed(Running(m, Dense(), "original", TOKENS, 0, quiet=True)))
+    with _installed(running) as cache:
+        yield cache
+
+
+@contextmanager
+def _installed(running: Running) -> Iterator[StreamingCache]:
+    """The model behind its stream, and back."""
+    model = running.model
     holder, held, hooks = object(), [], []
     for layer in running.attention:
         if at(layer.module)[0] is not None:
@@ -73,7 +85,7 @@ def streaming(
                 f"{layer.name} is swapped or acted upon; leave that `with`, or undo sg.set_weighting, before streaming"
             )
     try:
-        for config in compat.configs(model):
+        for config in _configs(model, running):
             compat.hold(config, holder, lambda name: (own_name(name), STREAM)[1])
             held.append(config)
         for layer in running.attention:
@@ -94,6 +106,13 @@ def streaming(
             layer.module.__dict__.pop(STREAM, None)
         for config in held:
             compat.release(config, holder, STOCK)
+
+
+def _configs(model: nn.Module, running: Running) -> list[Any]:
+    """The configs that the attention layers go by; a vision tower beside them keeps its own attention."""
+    theirs = {id(getattr(layer.module, "config", None)) for layer in running.attention}
+    found = [config for config in compat.configs(model) if id(config) in theirs]
+    return found or compat.configs(model)
 
 
 RUNNING = "_sinkgate_running"

@@ -52,6 +52,7 @@ class StreamingLayer(CacheLayerMixin):
         self.is_initialized = True
         if self.cache.alone:
             return self.cache._update_alone(self.index, key_states, value_states)
+        self.cache.check_running()
         self.handed = True
         return key_states, value_states
 
@@ -131,6 +132,8 @@ class StreamingCache(Cache):
         self.tracks: Tracks | None = None
         self.counts: Tensor | None = None  # [b] real tokens per row
         self.padding = 0  # columns of the first row that were padding
+        self.padded = False  # whether any token was padding
+        self.passes: list[Tensor | int] = []  # of each pass how many tokens, or which were real
         self.last_step: Step | None = None
         self.history: list[Tensor] = []  # ids that went through, so that a resumed text can be compared
         self._shape: dict[int, tuple[int, int]] = {}
@@ -216,18 +219,20 @@ class StreamingCache(Cache):
 
     def reset(self) -> None:
         """Forget everything; the cache can be used again."""
-        super().reset()
+        self.layers = self._made.layers(self)  # fresh ones: a state that is only zeroed keeps its rows
         self.tracks, self.counts, self.padding, self.history, self.last_step = None, None, 0, [], None
-        self.broken = False
+        self.broken, self.padded, self.passes = False, False, []
 
     def fork(self) -> StreamingCache:
         """A second stream that goes on from here; neither sees what the other does."""
-        made, self._made = self._made, None
-        try:
-            twin = copy.deepcopy(self)
-        finally:
-            self._made = made
-        twin._made = made
+        return copy.deepcopy(self)
+
+    @torch.inference_mode(False)
+    def __deepcopy__(self, memo: dict[int, Any]) -> StreamingCache:
+        twin = type(self).__new__(type(self))
+        memo[id(self)], memo[id(self._made)] = twin, self._made  # the model is shared
+        for name, value in self.__dict__.items():
+            twin.__dict__[name] = copy.deepcopy(value, memo)
         return twin
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -239,6 +244,7 @@ class StreamingCache(Cache):
         if self.counts is not None:
             self.batch_select_indices(torch.arange(len(self.counts)).repeat_interleave(repeats))
 
+    @torch.inference_mode(False)
     def batch_select_indices(self, indices: Tensor) -> None:
         """These rows of the batch, in this order."""
         if self.counts is None or self.tracks is None:
@@ -248,6 +254,7 @@ class StreamingCache(Cache):
         self.counts = self.counts[rows.to(self.counts.device)]
         self.padding = columns - int(self.counts[0])
         self.history = [x[rows.to(x.device)] for x in self.history]
+        self.passes = [x if isinstance(x, int) else x[rows] for x in self.passes]
         self.tracks.rows = len(rows)
         own = [bank.track for layer in self._streaming() if layer.layer is not None for bank in layer.layer.banks]
         for track in {id(t): t for t in (*self.tracks.all.values(), *own)}.values():
@@ -259,6 +266,7 @@ class StreamingCache(Cache):
             if not isinstance(layer, StreamingLayer):
                 layer.reorder_cache(rows)
 
+    @torch.inference_mode(False)
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back, exactly.
 
@@ -273,18 +281,47 @@ class StreamingCache(Cache):
             raise ArgumentError(f"crop takes −n to remove the last n tokens, got {tokens_to_remove}")
         if n == 0 or self.counts is None or self.tracks is None:
             return
-        self.check_crop(n)
-        ids = self.ids
-        if bool((self.counts < n).any()):
+        ids, columns = self.ids, self.columns
+        gone = self._real_among_last(n)
+        if n > columns or bool((gone > self.counts).any()):
             raise ArgumentError(f"cannot take {n} tokens back, a row has {int(self.counts.min())}")
-        left = (self.counts - n).tolist()
+        left = (self.counts - gone).tolist()
+        self.check_crop(n, left)
         for layer in self._streaming():
             if layer.layer is not None:
                 layer.layer.each(lambda bank: bank.crop(left))  # first, as some refuse
-        self.counts = self.counts - n
+        self.counts = self.counts - gone
+        self.padding = columns - n - int(self.counts[0])
+        self._forget(n)
         for track in self.tracks.all.values():
             track.crop(left)
         self.history = [] if ids is None else [ids[:, : ids.shape[1] - n]]
+
+    def _real_among_last(self, n: int) -> Tensor:
+        """How many of the last n columns of each row were no padding."""
+        assert self.counts is not None
+        found = torch.zeros_like(self.counts)
+        if not self.padded:
+            return found + n
+        known = sum(x if isinstance(x, int) else x.shape[1] for x in self.passes)
+        if known != self.columns:
+            raise UnsupportedError("compiled steps of padded rows cannot be taken back; reset() the cache")
+        for x in reversed(self.passes):
+            some = min(n, x if isinstance(x, int) else x.shape[1])
+            if some == 0:
+                break
+            found += some if isinstance(x, int) else x[:, x.shape[1] - some :].sum(1).to(found.device)
+            n -= some
+        return found
+
+    def _forget(self, n: int) -> None:
+        """The last n columns of what is known of the passes."""
+        while n and self.passes:
+            x = self.passes.pop()
+            length = x if isinstance(x, int) else x.shape[1]
+            if length > n:
+                self.passes.append(x - n if isinstance(x, int) else x[:, : length - n])
+            n = max(0, n - length)
 
     def rewind(self, ids: Tensor) -> str | None:
         """Make the cache hold a beginning of this text, whole: for a history that may have been tokenised anew.
@@ -322,30 +359,64 @@ class StreamingCache(Cache):
                 raise UnsupportedError("nothing is shared")
             self.crop(-back)
             again = f"the last {back} were taken back"
-        except UnsupportedError:
+        except (ArgumentError, UnsupportedError):
             self.reset()
             again = "what was evicted cannot be had back, so the whole text is read again"
         return f"the text agrees with what went through in its first {same} of {same + back} tokens: {again}"
 
-    def check_crop(self, n: int) -> None:
-        """Whether the last n tokens can be taken back without a trace.
+    def check_crop(self, n: int, left: list[int]) -> None:
+        """Whether everything is still there that ``left`` tokens per row would see.
 
         Raises:
-            UnsupportedError: they cannot.
+            UnsupportedError: it is not.
         """
-        assert self.tracks is not None and self.counts is not None
-        most = int(self.counts.max())
-        linear = any(not isinstance(layer, StreamingLayer) for layer in self.layers)
+        assert self.tracks is not None
+        why = "a linear-attention layer cannot go back" if self.has_state else None
         for track in self.tracks.all.values():
-            evicted = track.keep.recent is not None and most > track.keep.recent + track._first() and n > track.slack
-            if evicted or linear:
-                why = "a linear-attention layer cannot go back" if linear else (
-                    f"what was evicted for them is gone (rollback={self.rollback})"
-                )  # fmt: skip
-                raise UnsupportedError(
-                    f"the last {n} tokens cannot be taken back: {why}; make the cache with rollback={n} or more, or reset() "
-                    "it and give the text again"
+            if why is None and not track.holds(left):
+                why = f"what was evicted for them is gone (rollback={self.rollback})"
+        if why is not None:
+            raise UnsupportedError(
+                f"the last {n} tokens cannot be taken back: {why}; make the cache with rollback={n} or more, or reset() it and "
+                "give the text again"
+            )
+
+    def check_running(self) -> None:
+        """New keys come in a pass of the model that streams through this cache.
+
+        Raises:
+            ArgumentError: they do not.
+        """
+        if self._made.step is None or self._made.now is not self:
+            raise ArgumentError(
+                "this cache belongs to a `with sg.streaming(…)`: use it inside, with that model; StreamingCache(config, policy) makes "
+                "one that stands alone"
+            )
+
+    def adopt(self, made: Any) -> None:
+        """Go on in a later ``with`` of the same model.
+
+        Raises:
+            ArgumentError: another policy, scheme or rollback.
+        """
+        for what, mine, theirs in (
+            ("policy", self.policy, made.policy), ("positions", self.positions, made.positions),
+            ("rollback", self.rollback, made.rollback),
+        ):  # fmt: skip
+            if mine != theirs:
+                raise ArgumentError(
+                    f"this cache was made with {what}={mine}, and this sg.streaming has {what}={theirs}"
                 )
+        self._made, self.chunk = made, made.chunk
+
+    def compiles(self) -> bool:
+        """Whether a single step can be compiled."""
+        return bool(self._made.compilable)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether some layers have a state instead of keys."""
+        return any(not isinstance(layer, StreamingLayer) for layer in self.layers)
 
     # ---- a pass, under sg.streaming -----------------------------------------------------------------------------------------
 
@@ -387,9 +458,17 @@ class StreamingCache(Cache):
         if torch.compiler.is_compiling():
             self.counts.add_(1)
             return
-        before, real = int(self.counts[0]), (step.positions != FAR).sum(1)
-        self.counts = self.counts + real
+        real = step.positions != FAR
+        before = int(self.counts[0])
+        self.counts = self.counts + real.sum(1)
         self.padding += before + step.length - int(self.counts[0])
+        if step.padded:
+            self.padded = True
+            self.passes.append(real.cpu())
+        elif self.passes and isinstance(self.passes[-1], int):
+            self.passes[-1] += step.length
+        else:
+            self.passes.append(step.length)
         if step.ids is not None:
             self.history.append(step.ids.detach().to("cpu", torch.int32))
             if len(self.history) > 256:

@@ -46,6 +46,8 @@ class Sampling:
             raise ArgumentError(f"temperature must be a number of at least 0, got {self.temperature!r}")
         if not 0 < self.top_p <= 1:
             raise ArgumentError(f"top_p must be over 0 and at most 1, got {self.top_p!r}")
+        if not 0 <= self.seed < 2**63:
+            raise ArgumentError(f"seed must be a whole number from 0, below 2^63, got {self.seed!r}")
         if self.top_k < 0:
             raise ArgumentError(f"top_k must be at least 0 (0: no limit), got {self.top_k!r}")
         if self.temperature == 0 and (self.top_p < 1 or self.top_k):
