@@ -551,7 +551,7 @@ def test_each_row_keeps_its_own_tokens(sizes: list[int], positions: str) -> None
 def test_embeddings_have_no_ids() -> None:
     m = model()
     wrong = pytest.raises(ArgumentError, match="input_ids")
-    with sg.streaming(m, Recent(5) + Sinks(token_ids=(4,))) as cache, wrong:
+    with torch.no_grad(), sg.streaming(m, Recent(5) + Sinks(token_ids=(4,))) as cache, wrong:
         m(inputs_embeds=m.get_input_embeddings()(IDS), cache=cache)
 
 

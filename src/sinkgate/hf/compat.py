@@ -86,7 +86,7 @@ def set_implementation(config: Any, name: str | None) -> None:
 class _Held:
     config: Any
     original: str | None
-    holders: list[object]
+    holders: list[tuple[object, str | None]]  # who, and the name that was written for them
 
 
 _held: dict[int, _Held] = {}  # id of a config -> who needs our name in it
@@ -99,7 +99,7 @@ def hold(config: Any, holder: object, name: Callable[[str | None], str | None]) 
     """
     ours = name(implementation(config))  # may refuse
     found = _held.setdefault(id(config), _Held(config, implementation(config), []))
-    found.holders.append(holder)
+    found.holders.append((holder, ours))
     set_implementation(config, ours)
 
 
@@ -110,10 +110,10 @@ def release(config: Any, holder: object, stock: dict[str, str]) -> None:
         current = implementation(config)
         set_implementation(config, stock.get(current or "", current))
         return
-    found.holders = [h for h in found.holders if h is not holder and h != holder]
+    found.holders = [(h, name) for h, name in found.holders if h is not holder and h != holder]
     if not found.holders:
         del _held[id(config)]
-        set_implementation(config, found.original)
+    set_implementation(config, found.holders[-1][1] if found.holders else found.original)
 
 
 def stock_function(name: str) -> Callable[..., Any]:
