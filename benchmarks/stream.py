@@ -19,8 +19,8 @@ ARMS: dict[str, tuple[str, str]] = {
     "window": (f"recent({WINDOW})", "slots"),
     **{
         f"{n} sinks, {scheme}": (f"recent({WINDOW - n}) + sinks({n})", scheme)
-        for scheme in ("slots", "original")
         for n in (4, 1, 2, 8)
+        for scheme in ("slots", "original")
     },
 }
 

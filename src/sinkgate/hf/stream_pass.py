@@ -112,7 +112,9 @@ class Running(Setup):
         if tokens is None:
             raise ArgumentError("give input_ids or inputs_embeds")
         if self.model.training or (torch.is_grad_enabled() and tokens.requires_grad):
-            raise UnsupportedError("a stream carries no gradients: model.eval() and torch.no_grad(), or train outside sg.streaming")
+            raise UnsupportedError(
+                "a stream carries no gradients: model.eval() and torch.no_grad(), or train outside sg.streaming"
+            )
         if torch.compiler.is_compiling():
             with torch.no_grad():
                 return self._compiled(kwargs, tokens, cache)
