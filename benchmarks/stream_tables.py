@@ -23,7 +23,7 @@ def streams(chinese: bool) -> str:
         else ["cache", "positions", "6,000", "100,000", "over the window read afresh, nats", "cache, KiB"]
     )
     rows = []
-    for name, arm in found["arms"].items():
+    for name, arm in sorted(found["arms"].items(), key=_order):
         over = arm["over_recompute"]
         short = name.split(",")[0]
         rows.append(
@@ -35,6 +35,13 @@ def streams(chinese: bool) -> str:
             ]
         )  # fmt: skip
     return table(head, rows)
+
+
+def _order(item: tuple[str, Any]) -> tuple[int, int, str]:
+    """Everything, nothing but the window, then sinks by their number."""
+    name = item[0]
+    first = {"dense": 0, "window": 1}.get(name, 2)
+    return first, int(name.split()[0]) if first == 2 else 0, "" if name.endswith("slots") else name
 
 
 def steps(chinese: bool) -> str:
