@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.common import write
 from benchmarks.stream_steps import text_ids
 
-TOKENS, WINDOW, SINKS, GROUP = 6_000, 256, 4, 32
+TOKENS, WINDOW, SINKS, GROUP = 3_000, 256, 4, 32
 
 
 def main() -> None:
