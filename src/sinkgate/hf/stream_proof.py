@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinkgate.errors import SinkgateError, UnsupportedError
+from sinkgate.errors import NonFiniteError, SinkgateError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.layers import evaluating
 
@@ -43,6 +43,10 @@ def prove(model: nn.Module, stream: Any) -> None:
     with evaluating(model):
         try:
             want = _logits(model(ids, use_cache=False), name)
+            if not bool(torch.isfinite(want).all()):
+                raise NonFiniteError(
+                    f"the logits of {name} hold NaN or infinity by themselves: fetch the model again, or try float32 or bfloat16"
+                )
             with stream(model) as cache:
                 whole = _logits(model(ids, cache=cache), name)
             with stream(model) as cache:
