@@ -245,6 +245,6 @@ def test_a_loss_that_is_no_number_is_an_error(ids: Tensor) -> None:
     with torch.no_grad():
         broken.lm_head.weight[5] = float("nan")
     said = {"window": "hold NaN or infinity by themselves", "recompute": r"the loss of token \d+ is NaN or infinite"}
-    for arm, words in said.items():
-        with pytest.raises(NonFiniteError, match=words):
+    for arm, message in said.items():
+        with pytest.raises(NonFiniteError, match=message):
             sg.stream(broken, None, ids, arm, window=WINDOW, samples=3)
