@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["jsonable", "write_atomically"]
+from sinkgate.errors import OutputError
+
+__all__ = ["jsonable", "save_json", "write_atomically"]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -25,6 +28,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def save_json(path: str | os.PathLike[str], data: Any, *, indent: int | None = None) -> Path:
+    """A record as JSON, its folder made if need be.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(jsonable(data), ensure_ascii=False, allow_nan=False, indent=indent).encode())
+    except OSError as err:
+        raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
+    return path
 
 
 def jsonable(value: Any) -> Any:

@@ -106,3 +106,16 @@ def test_a_layer_of_a_different_count_of_layers() -> None:
     deeper = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ArgumentError, match="made for 3 layers"):
         deeper(IDS[:, :3], cache=cache)
+
+
+def test_alone_after_a_pass_that_failed() -> None:
+    m = tiny("llama", dtype=torch.float64)
+    cache = sg.StreamingCache(m.config, "recent(16) + sinks(3)")
+    with torch.no_grad():
+        hook = m.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            m(IDS[:, :5], cache=cache)
+        hook.remove()
+        cache.reset()
+        got = in_parts(m, IDS, cache, [5, 1])
+        assert torch.equal(got, in_parts(m, IDS, sg.StreamingCache(m.config, "recent(16) + sinks(3)"), [5, 1]))

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sinkgate.errors import ArgumentError, OutputError, RecordError
+from sinkgate.errors import ArgumentError, RecordError
 from sinkgate.evaluate.recall import Outcome, RecallResult, wilson
 from sinkgate.evaluate.stream_record import labels
-from sinkgate.files import jsonable, write_atomically
+from sinkgate.files import save_json
 
 __all__ = ["Cell", "RecallArm", "RecallRun"]
 
@@ -170,13 +170,7 @@ class RecallRun:
         Raises:
             OutputError: it cannot be written.
         """
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(jsonable(self.to_json()), ensure_ascii=False).encode())
-        except OSError as err:
-            raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
-        return path
+        return save_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RecallRun:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkgate.errors import ArgumentError, OutputError, RecordError
-from sinkgate.files import jsonable, write_atomically
+from sinkgate.errors import ArgumentError, RecordError
+from sinkgate.files import save_json
 from sinkgate.record import student_interval
 
 __all__ = ["StreamArm", "StreamRecord", "labels"]
@@ -138,13 +138,7 @@ class StreamRecord:
         Raises:
             OutputError: it cannot be written.
         """
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(jsonable(self.to_json()), ensure_ascii=False).encode())
-        except OSError as err:
-            raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
-        return path
+        return save_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> StreamRecord:

@@ -53,6 +53,7 @@ class Running(Setup):
 
         @functools.wraps(self.stock)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            """The model's own ``forward``, through the cache it is given."""
             return self.forward(*args, **kwargs)
 
         return forward
@@ -63,6 +64,7 @@ class Running(Setup):
 
         @functools.wraps(stock)
         def generate(*args: Any, **kwargs: Any) -> Any:
+            """The model's own ``generate``, behind that comparison."""
             if "past_key_values" in kwargs:
                 kwargs["cache"] = kwargs.pop("past_key_values")
             cache = kwargs.get("cache")

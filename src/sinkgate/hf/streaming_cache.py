@@ -134,9 +134,7 @@ class StreamingCache(Cache):
         self.padding = 0  # columns of the first row that were padding
         self.padded = False  # whether any token was padding
         self.passes: list[Tensor | int] = []  # of each pass how many tokens, or which were real
-        self.last_step: Step | None = None
         self.history: list[Tensor] = []  # ids that went through, so that a resumed text can be compared
-        self._shape: dict[int, tuple[int, int]] = {}
         if self.alone:
             from sinkgate.hf.stream_alone import Alone
 
@@ -220,8 +218,10 @@ class StreamingCache(Cache):
     def reset(self) -> None:
         """Forget everything; the cache can be used again."""
         self.layers = self._made.layers(self)  # fresh ones: a state that is only zeroed keeps its rows
-        self.tracks, self.counts, self.padding, self.history, self.last_step = None, None, 0, [], None
+        self.tracks, self.counts, self.padding, self.history = None, None, 0, []
         self.broken, self.padded, self.passes = False, False, []
+        if self.alone:
+            self._made.step, self._made.seen_by = None, set()
 
     def fork(self) -> StreamingCache:
         """A second stream that goes on from here; neither sees what the other does."""
@@ -416,7 +416,7 @@ class StreamingCache(Cache):
     @property
     def has_state(self) -> bool:
         """Whether some layers have a state instead of keys."""
-        return any(not isinstance(layer, StreamingLayer) for layer in self.layers)
+        return any(self.is_linear)
 
     # ---- a pass, under sg.streaming -----------------------------------------------------------------------------------------
 
@@ -449,8 +449,7 @@ class StreamingCache(Cache):
         else:
             order = self.counts[:, None] + real.long().cumsum(1) - 1
             positions = torch.where(real, order, FAR)
-        self.last_step = Step(positions, before, ids)
-        return self.last_step
+        return Step(positions, before, ids)
 
     def end(self, step: Step) -> None:
         """The pass went through every layer."""

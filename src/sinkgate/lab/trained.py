@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkgate.errors import OutputError, RecordError
-from sinkgate.files import jsonable, write_atomically
+from sinkgate.errors import RecordError
+from sinkgate.files import save_json
 from sinkgate.record import student_interval
 
 __all__ = ["Measured", "TrainedOutlet"]
@@ -91,11 +91,7 @@ class TrainedOutlet:
     def save(self, path: Path) -> None:
         """As JSON, written beside and renamed."""
         data = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(jsonable(data), indent=1, ensure_ascii=False).encode())
-        except OSError as err:
-            raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
+        save_json(path, data, indent=1)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TrainedOutlet:
