@@ -47,6 +47,7 @@ def test_ten_thousand_steps_without_compiling_again(dtype: torch.dtype, position
     assert not counters["graph_break"]
 
 
+@pytest.mark.filterwarnings("ignore:The distutils package is deprecated:DeprecationWarning")  # setuptools, for inductor
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("positions", "backend"), [("slots", "eager"), ("original", "eager"), ("slots", "inductor")])
 def test_compiled_steps_are_the_eager_ones(positions: str, backend: str) -> None:
