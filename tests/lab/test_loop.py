@@ -124,7 +124,7 @@ def test_config_round_trip_and_refusals() -> None:
     wrong = {
         "steps": 0, "lr": 0.0, "schedule": "step", "warmup": 10, "final_lr": 1.5, "decay": 0.0, "weight_decay": -1.0,
         "betas": [0.9], "eps": math.nan, "clip": 0.0, "accumulate": True, "seed": 1.5, "save_every": -1,
-        "evaluate_every": -1, "spike_window": 0, "spike_factor": 1.0,
+        "evaluate_every": -1, "spike_window": 0, "spike_factor": 1.0, "decay_matrices": 1,
     }  # fmt: skip
     assert wrong.keys() == config.to_json().keys()
     for name, value in wrong.items():
@@ -160,6 +160,40 @@ def test_the_update_is_adamw_on_the_mean_of_the_micro_batches() -> None:
     torch.testing.assert_close(toy.b, other.b, rtol=1e-6, atol=1e-7)
     assert bool((toy.b >= 0).all())
     assert toy.w.grad is None
+
+
+def test_only_matrices_decay() -> None:
+    for alone in (False, True):
+        toy = Toy()
+        toy.project = lambda: None  # type: ignore[method-assign]
+        with torch.no_grad():
+            toy.b.fill_(1.0)
+        w, b = toy.w.detach().clone(), toy.b.detach().clone()
+        gone = LoopConfig(steps=1, lr=0.1, schedule="constant", weight_decay=0.5, decay_matrices=alone)
+        there = LoopConfig(steps=1, lr=0.1, schedule="constant", weight_decay=0.0)
+        other = Toy()
+        other.project = lambda: None  # type: ignore[method-assign]
+        with torch.no_grad():
+            other.b.fill_(1.0)
+        train(toy, gone)
+        train(other, there)
+        torch.testing.assert_close(toy.w.detach() - other.w.detach(), -0.05 * w)
+        torch.testing.assert_close(toy.b.detach() - other.b.detach(), 0 * b if alone else -0.05 * b)
+
+
+def test_a_task_may_end_its_training(tmp_path: Path) -> None:
+    class Short(Toy):
+        def done(self, line: dict[str, Any]) -> bool:
+            return line["step"] == 5
+
+    history = train(Short(), CONFIG_8, tmp_path)
+    assert history.final_step == 5
+    assert [line.get("done") for line in history.steps] == [None] * 5 + [True]
+    again = Short()
+    assert train(again, CONFIG_8, tmp_path, resume=True).steps == history.steps
+    whole = Short()
+    train(whole, CONFIG_8)
+    assert torch.equal(again.w, whole.w)
 
 
 def test_multipliers_scale_the_update() -> None:

@@ -40,6 +40,7 @@ class LoopConfig:
         final_lr: what the schedule falls to, a fraction of ``lr``; ``"constant"`` has no use for it.
         decay: the fraction of steps, the last ones, in which ``"wsd"`` falls; for it alone.
         weight_decay: decoupled, for every parameter of the task alike.
+        decay_matrices: only parameters of two or more dimensions decay: no gains, biases or logits.
         betas: of AdamW.
         eps: of AdamW.
         clip: the gradient norm is cut to this; None: never.
@@ -71,6 +72,7 @@ class LoopConfig:
     evaluate_every: int = 0
     spike_window: int = 20
     spike_factor: float = 2.0
+    decay_matrices: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _WHOLE.items():
@@ -81,6 +83,8 @@ class LoopConfig:
             value = getattr(self, name)
             if not (value is None and name == "clip") and not (_is_number(value) and ok(value)):
                 raise ArgumentError(f"{name} must be {need}, got {value!r}")
+        if type(self.decay_matrices) is not bool:
+            raise ArgumentError(f"decay_matrices must be true or false, got {self.decay_matrices!r}")
         if self.schedule not in SCHEDULES:
             raise ArgumentError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
         if self.warmup >= self.steps:

@@ -25,7 +25,7 @@ from sinkgate.lab.config import LoopConfig, learning_rate, step_seed
 
 __all__ = ["History", "LoopConfig", "Task", "learning_rate", "step_seed", "train"]
 
-OURS = ("step", "lr", "grad_norm", "spike")  # columns of the log that a task cannot name
+OURS = ("step", "lr", "grad_norm", "spike", "done")  # columns of the log that a task cannot name
 
 
 class Task(Protocol):
@@ -33,7 +33,8 @@ class Task(Protocol):
 
     Optional methods: ``state() -> dict[str, Tensor]`` and ``load_state(dict)``, both or neither, for what a checkpoint
     holds besides parameters (buffers); ``evaluate(step) -> dict[str, float]``, called without gradients after the
-    update of the steps ``evaluate_every`` names and of the last one, and logged with them.
+    update of the steps ``evaluate_every`` names and of the last one, and logged with them; ``done(line) -> bool``, asked
+    of every step's line before it is logged: True makes this step the last one, and its line says ``"done": true``.
     """
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -89,11 +90,9 @@ def train(
         raise ArgumentError("resume=True needs the folder of the run to go on with")
     parameters = _parameters(task, config)
     factors = _factors(multipliers or {}, parameters)
+    done: Callable[[dict[str, Any]], bool] | None = getattr(task, "done", None)
     devices = sorted({p.get_device() for p in parameters.values() if p.is_cuda})
-    optimizer = torch.optim.AdamW(
-        parameters.values(), lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay,
-        foreach=False, fused=False,
-    )  # fmt: skip
+    optimizer = _optimizer(parameters, config)
     run = {
         "config": config.to_json(),
         "parameters": {n: f"{str(p.dtype).removeprefix('torch.')}{list(p.shape)}" for n, p in parameters.items()},
@@ -106,9 +105,12 @@ def train(
             _restore(files.snapshot, task, parameters, optimizer)
         elif files:  # at once, so that a resume never depends on how the task began
             _save(files, 0, task, parameters, optimizer)
-        for step in range(history.final_step + 1, config.steps):
+        ended = bool(history.steps) and history.steps[-1].get("done", False)
+        for step in range(config.steps if ended else history.final_step + 1, config.steps):
             _seed(step_seed(config.seed, step), devices)
-            optimizer.param_groups[0]["lr"] = lr = learning_rate(config, step)
+            lr = learning_rate(config, step)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
             optimizer.zero_grad()
             logged = _gradients(task, config, step)
             norm = _clip(parameters, config.clip)
@@ -119,6 +121,8 @@ def train(
                 line |= _evaluation(task, config, step, line)
             if _is_spike(config, history, line["loss"]):
                 line["spike"] = True
+            if bad is None and done is not None and done(line):
+                line["done"] = ended = True
             if files:
                 files.append(jsonable(line))
             else:
@@ -128,11 +132,13 @@ def train(
                     f"{bad} is {line[bad]} at step {step}: nothing was updated in this step and the last checkpoint "
                     "stands; lower lr, lengthen warmup or set clip"
                 )
-            last = step + 1 == config.steps
+            last = ended or step + 1 == config.steps
             if files and (last or (config.save_every and (step + 1) % config.save_every == 0)):
                 _save(files, step + 1, task, parameters, optimizer)
             if progress is not None:
                 progress(history.steps[-1])
+            if ended:
+                break
         optimizer.zero_grad()
     return history
 
@@ -188,6 +194,17 @@ def _update(
         p = parameters[name]
         p.copy_(torch.lerp(before[name], p, factor))  # before + m·(p − before), and exactly p at m = 1
     task.project()
+
+
+def _optimizer(parameters: dict[str, nn.Parameter], config: LoopConfig) -> torch.optim.Optimizer:
+    """AdamW in its fused form, which is one pass over each parameter."""
+    flat = [p for p in parameters.values() if config.decay_matrices and p.ndim < 2]
+    rest = [p for p in parameters.values() if not (config.decay_matrices and p.ndim < 2)]
+    groups: list[dict[str, Any]] = [{"params": rest}, {"params": flat, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps,
+        weight_decay=config.weight_decay, fused=True,
+    )  # fmt: skip
 
 
 def _evaluation(task: Task, config: LoopConfig, step: int, line: dict[str, Any]) -> dict[str, float]:
@@ -286,7 +303,7 @@ def _restore(
         p.copy_(kept["parameter"][name])
         for part in ("step", "exp_avg", "exp_avg_sq"):
             if (x := kept.get(f"adam.{part}", {}).get(name)) is not None:
-                optimizer.state[p][part] = x if part == "step" else x.to(p.device)  # torch counts steps on the CPU
+                optimizer.state[p][part] = x.to(p.device)  # fused: the count of steps too
     load_state: Callable[[dict[str, Tensor]], None] | None = getattr(task, "load_state", None)
     if load_state is not None:
         load_state(kept.get("state", {}))
