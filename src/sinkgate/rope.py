@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sinkgate.errors import ArgumentError
 
-__all__ = ["Rotation", "frequencies", "rotate"]
+__all__ = ["Rotation", "frequencies", "rotate", "yarn"]
 
 
 def frequencies(dim: int, theta: float = 10000.0, device: torch.device | str | None = None) -> Float[Tensor, " half"]:
@@ -101,3 +102,29 @@ class Rotation:
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         return self.apply(x, *self.angles(by, wide))
+
+
+def yarn(
+    dim: int, theta: float, factor: float, context: int, device: torch.device | str | None = None, *,
+    fast: float = 32.0, slow: float = 1.0,
+) -> tuple[Float[Tensor, " half"], float]:  # fmt: skip
+    """YaRN's angles per position, and what cosines and sines are multiplied with (Peng et al. 2023, arXiv 2309.00071).
+
+    Pairs that turn more than ``fast`` times within the trained context stay; those that turn less than ``slow`` times
+    are slowed down by ``factor``; in between along a line (§3.2). The factor of the scores' temperature, eq. 22, is
+    ``(0.1 ln factor + 1)²``, half of it for either side.
+
+    Args:
+        dim: of a head.
+        theta: base.
+        factor: how many times the trained context, at least 1.
+        context: the trained one.
+        device: of the angles.
+        fast: turns.
+        slow: turns.
+    """
+    omega = frequencies(dim, theta, device)
+    where = lambda turns: dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))  # noqa: E731
+    low, high = max(math.floor(where(fast)), 0), min(math.ceil(where(slow)), dim - 1)
+    ramp = ((torch.arange(dim // 2, device=device).float() - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return omega / factor * ramp + omega * (1 - ramp), 0.1 * math.log(factor) + 1.0

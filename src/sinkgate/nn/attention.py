@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,10 @@ from sinkgate.rope import rotate
 from sinkgate.weighting import Weighting, as_weighting
 from sinkgate.weighting.base import field_names
 
-__all__ = ["GatedAttention", "KVCache"]
+__all__ = ["GatedAttention", "KVCache", "Seen"]
+
+
+EPS = 1e-6  # of the norm over a head's output
 
 
 @dataclass
@@ -34,6 +38,27 @@ class KVCache:
         self.v = v if self.v is None else torch.cat([self.v, v], dim=2)
         self.seen += k.shape[2]
         return self.k, self.v
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One call of a :class:`GatedAttention`, as shown to whoever watches it.
+
+    Args:
+        module: the layer.
+        q: queries after norm and rotation, ``[b, heads, t, d]``.
+        k: keys, likewise, ``[b, kv_heads, s, d]``.
+        v: values, ``[b, kv_heads, s, d]``.
+        heads: what enters the output projection, ``[b, heads, t, d]``: behind a gate at G1 and a norm.
+        gate: values of a gate, shaped like what it gates (or 1 where it is shared); None without one.
+    """
+
+    module: GatedAttention
+    q: Float[Tensor, "b h t d"]
+    k: Float[Tensor, "b kv s d"]
+    v: Float[Tensor, "b kv s d"]
+    heads: Float[Tensor, "b h t d"]
+    gate: Tensor | None
 
 
 class GatedAttention(nn.Module):
@@ -53,6 +78,8 @@ class GatedAttention(nn.Module):
         softcap: of the scores.
         impl: which implementation.
         qk_norm: RMS-normalise queries and keys per head before the rotation (sigmoid needs it early in training).
+        head_norm: RMS-normalise each head's output before the output projection, with a gain per component
+            (arXiv 2605.06611); behind a gate at G1.
         bias: biases in the four projections.
         learn: names of the weighting's fields to learn; None: z of sink_softmax, nothing else.
     """
@@ -72,6 +99,7 @@ class GatedAttention(nn.Module):
         softcap: float | None = None,
         impl: str = "auto",
         qk_norm: bool = False,
+        head_norm: bool = False,
         bias: bool = False,
         learn: tuple[str, ...] | None = None,
     ) -> None:
@@ -91,6 +119,8 @@ class GatedAttention(nn.Module):
         self.o_proj = nn.Linear(heads * head_dim, dim, bias=bias)
         self.q_norm = nn.RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.head_gain = nn.Parameter(torch.ones(heads, 1, head_dim)) if head_norm else None
+        self.watcher: Callable[[Seen], None] | None = None  # is shown every call
         self.gate = None if gate is None else OutputGate(dim, heads, kv_heads, head_dim, gate)
         self._weighting = as_weighting(weighting)
         self.learned = nn.ParameterDict()
@@ -119,6 +149,7 @@ class GatedAttention(nn.Module):
         *,
         cache: KVCache | None = None,
         positions: Int[Tensor, "b t"] | None = None,
+        rotation: tuple[Float[Tensor, "t half"], Float[Tensor, "t half"]] | None = None,
         mask: Tensor | None = None,
         document_ids: Int[Tensor, "b t"] | None = None,
         skip_below: float | None = None,
@@ -130,6 +161,8 @@ class GatedAttention(nn.Module):
             x: hidden states (normed, where the model norms before attention).
             cache: what was read before; it is extended.
             positions: of the t tokens; default: what follows the cache.
+            rotation: cosines and sines of the t tokens' angles, for all rows alike, in place of ``theta`` and
+                ``positions``: a model computes them once for all layers.
             mask: see :func:`sinkgate.attention`, over everything in the cache.
             document_ids: see there.
             skip_below: see there; for a multiplicative gate at G1.
@@ -146,7 +179,9 @@ class GatedAttention(nn.Module):
             k = self.gate(k, x)  # type: ignore[misc]
         elif at == "G4":
             q = self.gate(q, x)  # type: ignore[misc]
-        if self.theta is not None:
+        if rotation is not None:
+            q, k = (_turned(y, *rotation) for y in (q, k))
+        elif self.theta is not None:
             if positions is None:
                 start = 0 if cache is None else cache.seen
                 positions = torch.arange(start, start + t, device=x.device)[None]
@@ -164,7 +199,18 @@ class GatedAttention(nn.Module):
         y, mass = found if return_mass else (found, None)
         if at == "G1" and not inside:
             y = self.gate(y, x)  # type: ignore[misc]
+        if self.head_gain is not None:
+            y = nn.functional.rms_norm(y, (self.head_dim,), eps=EPS) * self.head_gain.to(y.dtype)
+        if self.watcher is not None:
+            self.watcher(Seen(self, q, k, v, y, None if self.gate is None else self.gate.value(x)))
         y = self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
         if at == "G5":
             y = self.gate(y, x)  # type: ignore[misc]
         return (y, mass) if return_mass else y
+
+
+def _turned(x: Tensor, cos: Float[Tensor, "t half"], sin: Float[Tensor, "t half"]) -> Tensor:
+    """Pairs ``(x_i, x_{i + d/2})`` turned by given angles, in x's dtype."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
