@@ -99,12 +99,12 @@ class Backcopy(Value):
     vocab: int = 64
     triggers: int = 3
     concentration: float = 0.3
-    length: int = 128
+    length: int = 64
     bos: bool = True
     dim: int = 64
-    layers: int = 2
-    heads: int = 2
-    batch: int = 32
+    layers: int = 1
+    heads: int = 1
+    batch: int = 16
     chain: int = 0
 
     name: ClassVar[str] = "backcopy"
@@ -135,7 +135,7 @@ class Backcopy(Value):
         """AdamW, betas .9 and .95, a warmup, then constant; gradients cut to norm 1."""
         steps = 2000 if steps is None else steps
         return LoopConfig(
-            steps=steps, lr=3e-3 if lr is None else lr, schedule="wsd", decay=0.2, warmup=min(50, steps // 10),
+            steps=steps, lr=1e-2 if lr is None else lr, schedule="wsd", decay=0.2, warmup=min(50, steps // 10),
             weight_decay=0.01, decay_matrices=True, clip=1.0, seed=seed, save_every=max(1, steps // 4),
             evaluate_every=max(1, steps // 20),
         )  # fmt: skip
