@@ -71,6 +71,9 @@ _WHERE = {
     "TrainedOutlet": "sinkgate.lab.trained",
     "OutletConfig": "sinkgate.lab.outlet",
     "LoopConfig": "sinkgate.lab.loop",
+    "compare": "sinkgate.lab.comparison",
+    "Comparison": "sinkgate.lab.comparison_record",
+    "Arm": "sinkgate.lab.arms",
     "acting": "sinkgate.interventions",
     "intervene": "sinkgate.interventions",
     "capture": "sinkgate.interventions",
@@ -125,6 +128,9 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.interventions.fold import Fold as Fold
     from sinkgate.interventions.fold import fold_sink as fold_sink
     from sinkgate.interventions.window import Window as Window
+    from sinkgate.lab.arms import Arm as Arm
+    from sinkgate.lab.comparison import compare as compare
+    from sinkgate.lab.comparison_record import Comparison as Comparison
     from sinkgate.lab.loop import LoopConfig as LoopConfig
     from sinkgate.lab.outlet import OutletConfig as OutletConfig
     from sinkgate.lab.train_outlet import train_outlet as train_outlet

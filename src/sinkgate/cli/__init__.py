@@ -23,6 +23,7 @@ VERBS = {
     "diagnose": "measure where a model's heads put their attention, and what the surplus writes",
     "intervene": "act on a model's sink (evict, gate, transplant) and measure what follows, beside a control",
     "train-outlet": "give a model an outlet, train it, and say what it took over from the first token",
+    "compare": "train weightings, gates and windows side by side, and say what differs and what cannot be told apart",
     "stream": "perplexity or recall along an endless text, under bounded caches side by side",
     "generate": "go on from a prompt of any length, in bounded memory",
     "chat": "a conversation without an end, in bounded memory",

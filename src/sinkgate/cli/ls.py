@@ -11,7 +11,9 @@ __all__ = ["arguments", "listing", "run"]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
     parser.add_argument(
-        "kind", nargs="?", help="only this: weightings, gates, outlets, implementations, policies or models"
+        "kind",
+        nargs="?",
+        help="only this: weightings, gates, outlets, implementations, policies, tasks, arms or models",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
@@ -21,6 +23,8 @@ def listing() -> dict[str, dict[str, str]]:
     from sinkgate.cache.registry import POLICIES
     from sinkgate.gate import ACTIVATIONS, POSITIONS
     from sinkgate.hf.fetch import known_models
+    from sinkgate.lab.arms import ADDITIONS
+    from sinkgate.lab.tasks import TASKS
     from sinkgate.ops.native.ops import unavailable
     from sinkgate.ops.select import IMPLEMENTATIONS
     from sinkgate.outlet import KINDS
@@ -42,6 +46,8 @@ def listing() -> dict[str, dict[str, str]]:
         "outlets": {name: _first_line(kind) for name, (kind, _) in KINDS.items()},
         "implementations": implementations,
         "policies": {name: _first_line(policy) for name, policy in POLICIES.items()},
+        "tasks": {name: line for name, (_, line) in TASKS.items()},
+        "arms": {f"+ {name}": line for name, line in ADDITIONS.items()},
         "models": {name: model.description for name, model in known_models().items()},
     }
 

@@ -33,6 +33,20 @@ GATES: dict[str, Gate] = {
     "g5": Gate("G5"),
 }
 
+_GATE_LINES = {
+    "g1": "σ(XW) on each component of the head outputs",
+    "g1_head": "one value per head",
+    "g1_shared": "the same for all heads",
+    "g1_silu": "with SiLU for the sigmoid",
+    "g1_half": "½ + ½σ, which never closes",
+    "g1_constant": "logits that no input moves",
+    "g2": "on the values",
+    "g2_head": "on the values, one per key-value head",
+    "g3": "on the keys",
+    "g4": "on the queries",
+    "g5": "behind the output projection",
+}
+
 # name in an arm's text → what it does there; with its argument's default where it takes one
 ADDITIONS: dict[str, str] = {
     "window(n)": "a query sees the last n keys, its own included",
@@ -41,7 +55,7 @@ ADDITIONS: dict[str, str] = {
     "head_norm": "each head's output is RMS-normalised before the output projection (arXiv 2605.06611)",
     "qk_norm": "queries and keys are RMS-normalised per head before the rotation",
     "wider(gate)": "no gate, but its parameters spent on a wider MLP: the control of a gate",
-    **{name: f"gate: {spec}" for name, spec in GATES.items()},
+    **{name: f"gate: {_GATE_LINES[name]}" for name in GATES},
 }
 
 

@@ -140,6 +140,11 @@ class Backcopy(Value):
             evaluate_every=max(1, steps // 20),
         )  # fmt: skip
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that are predicted in a step."""
+        return self.batch * self.length
+
     def make(self, arm: Arm, seed: int) -> BackcopyExperiment:
         """The experiment of one arm and seed."""
         return BackcopyExperiment(self, arm, seed)

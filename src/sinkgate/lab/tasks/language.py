@@ -128,6 +128,11 @@ class Language(Value):
             evaluate_every=max(1, steps // 20),
         )  # fmt: skip
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that are predicted in a step."""
+        return self.rows * self.sizes(self.vocab or 257).context
+
     def corpus(self) -> Corpus:
         """The text, tokenized; kept for the next arm.
 
