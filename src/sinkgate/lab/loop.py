@@ -81,7 +81,8 @@ def train(
     Raises:
         ArgumentError: the task, a multiplier or the combination of arguments is wrong.
         NonFiniteError: the loss or the gradient norm is not finite. That step is in the log, its update was not made,
-            and the checkpoint is the last one before it. Or a parameter is not, when a checkpoint is due.
+            and the checkpoint is the last one before it. Or a parameter is not, when a checkpoint is due; or the task's
+            ``evaluate`` says so.
         OutputError: the folder cannot be written, or holds a run and ``resume`` is False.
         RecordError: the folder's checkpoint or log is damaged or of another run; the message names what differs.
         UnsupportedError: a parameter is neither on a CPU nor on a CUDA device.
@@ -116,9 +117,13 @@ def train(
             norm = _clip(parameters, config.clip)
             line = {"step": step, "loss": logged.pop("loss"), "lr": lr, "grad_norm": norm, **logged}
             bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(line[name])), None)
+            trouble = None
             if bad is None:
                 _update(task, optimizer, parameters, factors)
-                line |= _evaluation(task, config, step, line)
+                try:
+                    line |= _evaluation(task, config, step, line)
+                except NonFiniteError as err:  # the step was made and belongs in the log
+                    trouble = NonFiniteError(f"after step {step}: {err}; the last checkpoint stands")
             if _is_spike(config, history, line["loss"]):
                 line["spike"] = True
             if bad is None and done is not None and done(line):
@@ -127,6 +132,8 @@ def train(
                 files.append(jsonable(line))
             else:
                 history.steps.append(jsonable(line))
+            if trouble is not None:
+                raise trouble
             if bad is not None:
                 raise NonFiniteError(
                     f"{bad} is {line[bad]} at step {step}: nothing was updated in this step and the last checkpoint "

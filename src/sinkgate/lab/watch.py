@@ -37,7 +37,7 @@ class Reading:
         first: mean weight on the first key over the queries that see it, ``[L, H]``.
         null: the same for uniform attention of mass one, ``[L, H]``.
         first_share: the same of the share ``a / Σa`` of each row, over rows whose mass is not 0, ``[L, H]``.
-        top: the largest α of any key, ``[L, H]``; ``top_key`` its position.
+        top: the largest α of any key that 32 queries see, ``[L, H]`` (NaN: none is seen by so many); ``top_key`` where.
         top_key: see there.
         mass: mean Σ of the weights, ``[L, H]``.
         entropy: mean entropy of the shares in nats, ``[L, H]``.
@@ -72,7 +72,7 @@ class Reading:
             "first_share": float(self.first_share.nanmean()),
             "strongest_head": float(self.first.max()),
             "sink_rate": float((self.first > EPS).double().mean()),
-            "any_sink_rate": float((self.top > EPS).double().mean()),
+            "any_sink_rate": math.nan if bool(self.top.isnan().any()) else float((self.top > EPS).double().mean()),
             "strongest_key": float(self.top.max()),
             "mass": float(self.mass.mean()),
             "entropy": float(self.entropy.mean()),
@@ -169,13 +169,13 @@ def _reduced(seen: Seen, index: int) -> dict[str, Any]:
     counts, nulls = visibility.columns  # per key: queries that see it, Σ 1/n over them
     counts, nulls = counts[0, 0].double(), nulls[0, 0].double()
     alpha = columns / (b * counts)
-    enough = alpha.masked_fill(counts < min(LEAST_QUERIES, t), 0.0)
-    top = enough.max(-1)
+    enough = counts >= min(LEAST_QUERIES, t)
+    top = alpha.masked_fill(~enough, -1.0).max(-1)
     gram = OutputMap.from_weight(layer.o_proj.weight.T, heads)
     gate = None if seen.gate is None else seen.gate.double()
     return {
         "first": first / (b * counts[0]), "null": (nulls[0] / counts[0]).expand(heads).clone(),
-        "first_share": shares / rows_with, "top": top.values, "top_key": top.indices,
+        "first_share": shares / rows_with, "top": top.values if bool(enough.any()) else top.values * math.nan, "top_key": top.indices,
         "mass": mass / (b * t), "entropy": entropy / (b * t),
         "written": gram.length(seen.heads).double().mean((0, 2)),
         "gate": math.nan if gate is None else float(gate.mean()),
