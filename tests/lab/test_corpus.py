@@ -11,7 +11,24 @@ import torch
 from sinkgate.errors import ArgumentError, TextError
 from sinkgate.lab.corpus import EVERY, STRETCH, read_corpus
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards mix jugs of ink".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "seven",
+    "wizards",
+    "mix",
+    "jugs",
+    "of",
+    "ink",
+]
 
 
 def text(path: Path, characters: int, seed: int = 0) -> str:
@@ -101,5 +118,5 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TextError, match="too few for one sequence"):
         read_corpus([small]).held_out("test", 1, 64, bos=True)
     for tokenizer in ("bpe:12", "bpe:many", str(tmp_path), str(tmp_path / "empty")):
-        with pytest.raises(ArgumentError, match="tokenizer|bpe"):
+        with pytest.raises(ArgumentError, match=r"tokenizer|bpe"):
             read_corpus([small], tokenizer)

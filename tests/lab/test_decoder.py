@@ -75,9 +75,11 @@ def plain(model: Decoder, ids: Tensor) -> Tensor:
         h = norm(x, block.attention_norm.weight)
         q, k, v = ((h @ w.weight.T).unflatten(-1, (-1, d)).transpose(1, 2) for w in (a.q_proj, a.k_proj, a.v_proj))
         if arm.qk_norm:
-            own = torch.finfo(q.dtype).eps  # nn.RMSNorm's own default
-            unit = lambda y, g: y * (y.square().mean(-1, keepdim=True) + own).rsqrt() * g  # noqa: E731
-            q, k = unit(q, a.q_norm.weight), unit(k, a.k_norm.weight)
+            least = torch.finfo(q.dtype).eps  # nn.RMSNorm's own default
+            q, k = (
+                y * (y.square().mean(-1, keepdim=True) + least).rsqrt() * g
+                for y, g in ((q, a.q_norm.weight), (k, a.k_norm.weight))
+            )
         at = arm.gate.position if arm.gate else ""
         if at in ("G2", "G3", "G4"):
             which = {"G2": v, "G3": k, "G4": q}[at]
