@@ -37,7 +37,9 @@ def environment() -> dict[str, Any]:
 
     # "-dirty" where the tree that was measured is not the commit's (results written by a run are no part of it)
     commit = git("describe", "--always", "--exclude=*")
-    commit += "-dirty" if git("status", "--porcelain", "--", ".", ":!benchmarks/results") else ""
+    commit += (
+        "-dirty" if git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!experiments/results") else ""
+    )
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
