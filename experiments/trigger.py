@@ -19,11 +19,11 @@ from sinkgate.lab.tasks.trigger_claims import claims, construction_error
 
 EPSILON = 0.01
 WITH_BOS = (
-    "softmax", "relu", "relu(normalize=False)", "softpick", "softmax + g1_head", "softmax + g1", "sink_softmax",
+    "softmax", "relu", "relu(normalize=False)", "softpick", "softmax+g1_head", "softmax+g1", "sink_softmax",
     "softmax1", "sigmoid", "sigmoid(n=16)", "sparsemax", "entmax", "clipped_softmax", "topk_softmax(k=4)",
 )  # fmt: skip
-MASKED = ("softmax", "softmax + g1_head", "sink_softmax", "softmax1", "relu", "softpick")
-LAYERED = ("softmax", "relu", "sink_softmax", "softmax1", "softmax + g1_head")
+MASKED = ("softmax", "softmax+g1_head", "sink_softmax", "softmax1", "relu", "softpick")
+LAYERED = ("softmax", "relu", "sink_softmax", "softmax1", "softmax+g1_head")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ FORMS: dict[str, Form] = {
 
 
 def run(forms: dict[str, Form], place: Path = PLACE / "trigger", folder: Path = RESULTS) -> dict[str, Any]:
-    """Every piece that is missing, arm by arm; the result as it is written."""
+    """Every piece that is missing, seed by seed; the result as it is written."""
     exact = construction_error(seed=0)
     done = {key: record for key in _pieces(forms) if (record := _kept(forms, key, place)) is not None}
     result = _result(forms, done, exact)
@@ -96,7 +96,9 @@ Key = tuple[str, str, int]
 
 
 def _pieces(forms: dict[str, Form]) -> list[Key]:
-    return [(name, arm, seed) for name, form in forms.items() for arm in form.arms for seed in range(form.seeds)]
+    """Seeds outermost: a run that is cut short has something of every arm."""
+    every = [(name, arm, seed) for name, form in forms.items() for arm in form.arms for seed in range(form.seeds)]
+    return sorted(every, key=lambda key: key[2])
 
 
 def _kept(forms: dict[str, Form], key: Key, place: Path) -> dict[str, Any] | None:

@@ -38,14 +38,15 @@ def test_a_rerun_does_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pieces, "train", watched)
     with pytest.raises(KeyboardInterrupt):
         run(FORMS, place, folder)
-    assert trained == ["softmax 0 1", "softmax 1 1"]
+    assert trained == ["softmax 0 1", "relu 0 1"]
     half = json.loads((folder / "trigger.json").read_text())
     assert half["missing"] == 4
+    assert half["forms"]["one_layer"]["arms"]["softmax"]["summary"]["seeds"] == 1
     assert list(half["forms"]["one_layer"]["arms"]) == ["softmax"]
     assert half["forms"]["two_layers"]["arms"] == {}
     kill_at[0] = 0
     run(FORMS, place, folder)
-    assert trained[2:] == ["softmax 1 1", "relu 0 1", "relu 1 1", "softmax 0 2"]
+    assert trained[2:] == ["relu 0 1", "softmax 0 2", "softmax 1 1", "relu 1 1"]
     whole = json.loads((folder / "trigger.json").read_text())
     run(FORMS, place, folder)
     assert len(trained) == 6
