@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+EXPERIMENTS = Path(__file__).parents[1] / "experiments" / "results"
 
 
 def environment() -> dict[str, Any]:
@@ -37,7 +38,9 @@ def environment() -> dict[str, Any]:
 
     # "-dirty" where the tree that was measured is not the commit's (results written by a run are no part of it)
     commit = git("describe", "--always", "--exclude=*")
-    commit += "-dirty" if git("status", "--porcelain", "--", ".", ":!benchmarks/results") else ""
+    commit += (
+        "-dirty" if git("status", "--porcelain", "--", ".", ":!benchmarks/results", ":!experiments/results") else ""
+    )
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
@@ -98,6 +101,12 @@ def peak_rss_mb() -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def result(name: str) -> dict[str, Any]:
+    """One committed result, of a benchmark or of an experiment."""
+    path = next(path for folder in (RESULTS, EXPERIMENTS) if (path := folder / f"{name}.json").exists())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write(name: str, result: dict[str, Any]) -> None:

@@ -7,13 +7,14 @@ In a document, ``<!-- table NAME -->…<!-- /table -->`` is replaced by a table 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS
+from experiments.tables import TABLES as EXPERIMENTS
+
+from benchmarks.common import result
 from benchmarks.stream_tables import TABLES as STREAMS
 from benchmarks.tables import TABLES as MORE
 
@@ -27,6 +28,7 @@ DOCUMENTS = (
     "docs/interventions.md",
     "docs/outlets.md",
     "docs/streaming.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "experiments").glob("*.md")),
 )
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),
@@ -37,11 +39,6 @@ LABELS = {
     "full_torch": ("everything, without the compiled kernels", "全部，不用编译内核"),
     "output_attentions": ("eager with `output_attentions=True`, the usual way", "eager 加 `output_attentions=True`（通常做法）"),
 }  # fmt: skip
-
-
-def result(name: str) -> dict[str, Any]:
-    """One committed result."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def cost(chinese: bool) -> str:
@@ -194,14 +191,15 @@ TABLES: dict[str, Callable[[bool], str]] = {
     "others": others,
     **MORE,
     **STREAMS,
+    **EXPERIMENTS,
 }
 
 
 def figure(name: str, path: str, form: str) -> str:
-    """One number of one result; the path's parts are keys."""
+    """One number of one result; the path's parts are keys, or places in a list."""
     value: Any = result(name)
     for part in path.split("."):
-        value = value[part]
+        value = value[int(part)] if isinstance(value, list) else value[part]
     return format(value, form)
 
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from benchmarks.common import RESULTS
-
-
-def result(name: str) -> dict[str, Any]:
-    """One committed result."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+from benchmarks.common import result
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

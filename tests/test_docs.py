@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.common import RESULTS
+from benchmarks.common import EXPERIMENTS, RESULTS
 from benchmarks.render import DOCUMENTS, rendered
 
 from sinkgate import schema
@@ -62,7 +62,9 @@ def test_the_readme_names_every_verb_or_the_help_does() -> None:
 
 
 def test_results_are_honest_json() -> None:
-    for path in RESULTS.glob("*.json"):
+    paths = [*RESULTS.glob("*.json"), *EXPERIMENTS.glob("*.json")]
+    assert len({path.name for path in paths}) == len(paths)  # a marker names its result without its folder
+    for path in paths:
         found = json.loads(path.read_text(encoding="utf-8"))
         assert found["environment"]["cpu"], path.name
         assert found["environment"]["commit"], path.name

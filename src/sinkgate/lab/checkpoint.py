@@ -123,7 +123,8 @@ class RunFolder:
         with self._access():
             self._log.flush()
             os.fsync(self._log.fileno())  # the log first: the checkpoint speaks of these bytes
-            tensors = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in tensors.items()}
+            whole = torch.contiguous_format  # strides too: one number expanded and cloned has a stride of 0
+            tensors = {name: x.detach().cpu().clone(memory_format=whole) for name, x in tensors.items()}
             size = os.fstat(self._log.fileno()).st_size
             about = {"version": VERSION, "step": step, "log_bytes": size, "run": self.run}
             about["sha256"] = _digest(about, tensors)
