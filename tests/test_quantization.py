@@ -238,6 +238,9 @@ def test_a_range_that_is_not_all_of_it() -> None:
         assert found[:, :, 0].abs().max() <= 2 * x[:, :, 1:].abs().max()  # cut to the range of the others
         nothing = quantize(x, how, "kv", torch.zeros_like(among))
         assert nothing.isfinite().all()
+    x[:, :, 0] = -1000.0
+    cut = quantize(x, spec(3, True, "tensor"), "kv", among)[:, :, 0]
+    torch.testing.assert_close(cut, (-x[:, :, 1:].abs().max()).expand(1, 2, 4))
 
 
 # ---- the value ------------------------------------------------------------------------------------------------------
