@@ -22,6 +22,8 @@ from sinkgate.hf import compat
 from sinkgate.hf.anatomy import forward
 from sinkgate.hf.linears import find_linears
 from sinkgate.hf.quantized import QuantizedModel
+from sinkgate.lab.arms import Arm
+from sinkgate.lab.decoder import Decoder, DecoderConfig
 from sinkgate.quantization import Quantization, as_quantization
 from test_quantization import brute, line
 
@@ -468,6 +470,22 @@ def test_gated_attention_decodes_quantised() -> None:
     with pytest.raises(UnsupportedError, match="kv_map already"), sg.quantized(layer, kv="int8"):
         pass
     assert layer.kv_map is not None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("arm", ["softmax", "softpick"])
+def test_the_labs_decoder(arm: str, tied: bool) -> None:
+    model = Decoder(DecoderConfig(vocab=40, dim=32, layers=2, heads=4, kv_heads=2, tied=tied, std=0.3), Arm(arm)).eval()
+    x = ids(20, 2) % 40
+    costs = [
+        quantization_cost(model, x, weights=f"int{n}", activations=f"int{n}", kv=f"int{n}(head)", keep=1)
+        for n in (4, 8)
+    ]
+    assert costs[0].after.kl > 3 * costs[1].after.kl > 0
+    what = costs[0].what
+    assert what.kv == ["blocks.0.attention", "blocks.1.attention"]
+    assert set(what.left_out) == {"embedding.weight", "head.weight"}
+    assert what.count == len(what.activations) == 2 * 7
 
 
 class Turned(nn.Module):
