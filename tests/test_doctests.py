@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 MODULES = (
-    "geometry.sink", "geometry.simplex", "geometry.gradients", "cache.sizes", "gate.spec", "ops.attention", "ops.select",
+    "geometry.sink", "geometry.simplex", "geometry.gradients", "cache.sizes", "gate.spec", "quantization", "ops.attention", "ops.select",
     "testing", "lab.aids", "evaluate.score", "probe.kinds", "probe.measure", "report.html", "report.curves",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sinkgate"
 
 # the first part of a module's name under sinkgate → its floor (docs/architecture.md has the same table)
 FLOORS = {
-    "weighting": 0, "gate": 0, "geometry": 0, "masks": 0, "rope": 0,
+    "weighting": 0, "gate": 0, "geometry": 0, "masks": 0, "rope": 0, "quantization": 0,
     "ops": 1,
     "call": 1.5,  # one operation, asked for
     "nn": 2, "cache": 2, "site": 2,

@@ -54,6 +54,8 @@ _WHERE = {
     "StreamingCache": "sinkgate.hf.streaming_cache",
     "swap": "sinkgate.hf.swap",
     "set_weighting": "sinkgate.hf.swap",
+    "quantized": "sinkgate.hf.quantized",
+    "Quantization": "sinkgate.quantization",
     "fold_sink": "sinkgate.interventions.fold",
     "Fold": "sinkgate.interventions.fold",
     "Window": "sinkgate.interventions.window",
@@ -110,6 +112,7 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.hf.outlet import without_outlets as without_outlets
     from sinkgate.hf.outlet_files import load_outlet as load_outlet
     from sinkgate.hf.outlet_files import save_outlet as save_outlet
+    from sinkgate.hf.quantized import quantized as quantized
     from sinkgate.hf.register import register as register
     from sinkgate.hf.swap import set_weighting as set_weighting
     from sinkgate.hf.swap import swap as swap
@@ -150,6 +153,7 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.probe.pattern import Pattern as Pattern
     from sinkgate.probe.pattern import pattern as pattern
     from sinkgate.probe.probe import Probe as Probe
+    from sinkgate.quantization import Quantization as Quantization
     from sinkgate.record import Diagnosis as Diagnosis
     from sinkgate.schema import Settings as Settings
     from sinkgate.series import Series as Series

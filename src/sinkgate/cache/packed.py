@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from sinkgate.quantization import codes_above, least_and_step, numbers_above
+
 __all__ = ["Packed", "pack"]
 
 
@@ -32,8 +34,7 @@ class Packed:
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-        wide = torch.promote_types(dtype, torch.float32)
-        return torch.addcmul(self.zero.to(wide), codes.to(wide), self.scale.to(wide)).to(dtype)
+        return numbers_above(codes, self.zero, self.scale, dtype)
 
 
 def pack(x: Float[Tensor, "... n d"], bits: int, axis: int) -> Packed:
@@ -42,14 +43,8 @@ def pack(x: Float[Tensor, "... n d"], bits: int, axis: int) -> Packed:
     The error of a number is at most half a step, ``(max − min) / (2^bits − 1) / 2``, and half precision's rounding of the
     ends. A last axis of odd length cannot be halved and is refused by the caller.
     """
-    levels = 2**bits - 1
-    wide = x.float()
-    least, most = wide.amin(axis, keepdim=True), wide.amax(axis, keepdim=True)
-    limit = torch.finfo(torch.float16).max
-    zero = least.clamp(-limit, limit).half()
-    scale = ((most - zero.float()) / levels).clamp(0, limit).half()
-    step = scale.float()
-    codes = ((wide - zero.float()) / torch.where(step > 0, step, 1.0)).round().clamp(0, levels).to(torch.uint8)
+    zero, scale = least_and_step(x, bits, axis)
+    codes = codes_above(x, zero, scale, bits)
     if bits == 4:
         codes = codes[..., ::2] | (codes[..., 1::2] << 4)
     return Packed(codes, scale, zero, bits)

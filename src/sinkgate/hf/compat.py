@@ -30,6 +30,7 @@ __all__ = [
     "linear_state",
     "module_lists",
     "other_caches",
+    "output_embeddings",
     "reentrant_checkpointing",
     "release",
     "rotary_frequencies",
@@ -228,6 +229,13 @@ def other_caches(config: Any) -> list[Any]:
     from transformers import DynamicCache
 
     return list(DynamicCache(config=config).layers)
+
+
+def output_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The layer that a model says leads to its vocabulary; None where it has none or does not say."""
+    ask = getattr(model, "get_output_embeddings", None)
+    found = ask() if callable(ask) else None
+    return found if isinstance(found, torch.nn.Module) else None
 
 
 def linear_state(layer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

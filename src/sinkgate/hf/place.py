@@ -48,7 +48,11 @@ Run = Callable[[Call], Tensor]
 
 
 class Act(Protocol):
-    """Something done to an attention layer while it runs."""
+    """Something done to an attention layer while it runs.
+
+    One with an attribute ``first = True`` comes before the others, however the ``with`` are nested: it changes what there is
+    to read, and sees the whole call.
+    """
 
     def attend(self, call: Call, run: Run) -> Tensor:
         """The head outputs ``[b, h, t, dv]`` under the act; ``run`` computes a call without it."""
@@ -61,6 +65,13 @@ class Batch:
 
     first: Tensor | None = None  # [b], the first token of each row that is no padding
     past: int = 0  # tokens that the cache had seen before
+
+    def told(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes where each row begins, and how many tokens a cache holds already: a hook before a forward pass."""
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        self.first, self.past = None, compat.cached_tokens(kwargs)
+        if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, 0].all()):
+            self.first = mask.bool().int().argmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +213,7 @@ def attend(
         return asked.run()
 
     run: Run = untouched
-    for acted in place.acts:
+    for acted in sorted(place.acts, key=lambda a: getattr(a.act, "first", False)):  # the last one is asked first
         run = partial(_acted, acted.act, acted.heads, run)
     return run(call).transpose(1, 2).contiguous(), None
 

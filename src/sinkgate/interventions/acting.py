@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sinkgate.errors import ArgumentError
 from sinkgate.hf import compat
@@ -73,20 +73,8 @@ def acting(
     with ExitStack() as stack:
         stack.enter_context(placed(model, entries, lambda name: own_name(name) or OUR_NAMES["sdpa"], batch))
         for module in compat.told(model):
-            stack.callback(module.register_forward_pre_hook(_telling(batch), with_kwargs=True, prepend=True).remove)
+            stack.callback(module.register_forward_pre_hook(batch.told, with_kwargs=True, prepend=True).remove)
         yield model
-
-
-def _telling(batch: Batch) -> Any:
-    """Notes where each row begins, and how many tokens a cache holds already."""
-
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        batch.first, batch.past = None, compat.cached_tokens(kwargs)
-        if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, 0].all()):
-            batch.first = mask.bool().int().argmax(-1)
-
-    return hook
 
 
 def _streaming(act: Any) -> Any:

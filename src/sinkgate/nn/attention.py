@@ -113,6 +113,8 @@ class GatedAttention(nn.Module):
             raise ArgumentError(f"kv_heads must divide heads={heads}, got {kv_heads}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.theta, self.window, self.keep_first, self.softcap, self.impl = theta, window, keep_first, softcap, impl
+        # (keys, values, mask, document_ids) → keys and values to attend to: all that lie in the cache, after rotation
+        self.kv_map: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]] | None = None
         self.q_proj = nn.Linear(dim, heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(dim, kv_heads * head_dim, bias=bias)
@@ -188,6 +190,8 @@ class GatedAttention(nn.Module):
             q, k = (rotate(y, positions[:, None], theta=self.theta) for y in (q, k))
         if cache is not None:
             k, v = cache.update(k, v)
+        if self.kv_map is not None:
+            k, v = self.kv_map(k, v, mask, document_ids)
         inside = at == "G1" and not self.gate.gate.additive  # type: ignore[union-attr]
         if skip_below is not None and not inside:
             raise ArgumentError("skip_below leaves out what a multiplicative gate at G1 closes; this layer has none")
