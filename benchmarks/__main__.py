@@ -16,6 +16,8 @@ NAMES = (
     "outlets",
     "train_outlet",
     "aids",
+    "lab",
+    "callback",
 )
 
 for name in sys.argv[1:] or NAMES:

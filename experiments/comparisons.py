@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import environment
+
 from experiments.pieces import PLACE, RESULTS
 from sinkgate.files import save_json
 from sinkgate.lab.comparison import Plan, run_plan
