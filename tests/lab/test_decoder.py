@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from sinkgate.errors import ArgumentError
 from sinkgate.lab.arms import GATES, as_arm
 from sinkgate.lab.decoder import PRESETS, Decoder, DecoderConfig
-from sinkgate.lab.watch import band
+from sinkgate.lab.measure import band
 from sinkgate.rope import yarn
 from sinkgate.weighting import names
 

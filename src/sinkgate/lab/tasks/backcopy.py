@@ -21,7 +21,7 @@ from sinkgate.lab.arms import Arm
 from sinkgate.lab.config import LoopConfig, step_seed
 from sinkgate.lab.decoder import Decoder, DecoderConfig
 from sinkgate.lab.tasks.base import Found, Value, whole
-from sinkgate.lab.watch import watch
+from sinkgate.lab.measure import watch
 from sinkgate.nn import Seen
 
 __all__ = ["Backcopy", "BackcopyExperiment", "Chain"]
@@ -244,7 +244,7 @@ class BackcopyExperiment:
 
 def _weights(seen: Seen) -> Any:
     """``[b, h, t, s]``: these sequences are short."""
-    from sinkgate.lab.watch import band
+    from sinkgate.lab.measure import band
 
     layer, (_, heads, t, d), s = seen.module, seen.q.shape, seen.k.shape[2]
     k = seen.k.repeat_interleave(heads // seen.k.shape[1], 1)

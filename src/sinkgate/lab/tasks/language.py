@@ -19,7 +19,7 @@ from sinkgate.lab.corpus import Corpus, read_corpus
 from sinkgate.lab.decoder import PRESETS, Decoder, DecoderConfig
 from sinkgate.lab.recall import needle
 from sinkgate.lab.tasks.base import Found, Value, whole
-from sinkgate.lab.watch import watch
+from sinkgate.lab.measure import watch
 
 __all__ = ["Language", "LanguageExperiment"]
 

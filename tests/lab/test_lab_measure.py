@@ -9,10 +9,10 @@ import torch
 
 import sinkgate as sg
 from sinkgate.errors import NonFiniteError
-from sinkgate.lab import watch as watching
+from sinkgate.lab import measure as measuring
 from sinkgate.lab.arms import as_arm
 from sinkgate.lab.decoder import Decoder, DecoderConfig
-from sinkgate.lab.watch import band, read, watch
+from sinkgate.lab.measure import band, read, watch
 from sinkgate.nn import Seen
 
 IDS = torch.randint(0, 50, (3, 70), generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ def test_softmax_arms_are_measured_as_everywhere(text: str) -> None:
 @pytest.mark.parametrize("text", ["sigmoid", "softpick", "relu", "topk_softmax(k=3)", "softpick + window(9) + keep(2)"])
 @pytest.mark.parametrize("rows", [256, 13])
 def test_every_weighting_against_whole_matrices(text: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "ROWS", rows)
+    monkeypatch.setattr(measuring, "ROWS", rows)
     m = model(text)
     found = read(m, IDS)
     for i, seen in enumerate(calls(m)):
