@@ -71,6 +71,9 @@ _WHERE = {
     "TrainedOutlet": "sinkgate.lab.trained",
     "OutletConfig": "sinkgate.lab.outlet",
     "LoopConfig": "sinkgate.lab.loop",
+    "SinkCallback": "sinkgate.lab.callback",
+    "SinkWatch": "sinkgate.lab.watch",
+    "Spikes": "sinkgate.lab.spikes",
     "acting": "sinkgate.interventions",
     "intervene": "sinkgate.interventions",
     "capture": "sinkgate.interventions",
@@ -125,10 +128,13 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.interventions.fold import Fold as Fold
     from sinkgate.interventions.fold import fold_sink as fold_sink
     from sinkgate.interventions.window import Window as Window
+    from sinkgate.lab.callback import SinkCallback as SinkCallback
     from sinkgate.lab.loop import LoopConfig as LoopConfig
     from sinkgate.lab.outlet import OutletConfig as OutletConfig
+    from sinkgate.lab.spikes import Spikes as Spikes
     from sinkgate.lab.train_outlet import train_outlet as train_outlet
     from sinkgate.lab.trained import TrainedOutlet as TrainedOutlet
+    from sinkgate.lab.watch import SinkWatch as SinkWatch
     from sinkgate.masks import Visibility as Visibility
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain
