@@ -16,6 +16,7 @@ NAMES = (
     "outlets",
     "train_outlet",
     "aids",
+    "callback",
 )
 
 for name in sys.argv[1:] or NAMES:

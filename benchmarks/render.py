@@ -27,6 +27,7 @@ DOCUMENTS = (
     "docs/interventions.md",
     "docs/outlets.md",
     "docs/streaming.md",
+    "docs/watching.md",
 )
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),

@@ -44,7 +44,7 @@ def paused(model: nn.Module, autocast: torch.dtype | None = None) -> Iterator[No
     cards = sorted({p.get_device() for p in model.parameters() if p.is_cuda})
     python, numpy = random.getstate(), np.random.get_state()
     with ExitStack() as stack:
-        stack.callback(torch.clear_autocast_cache)  # weights cast without gradients must not serve the next step
+        stack.callback(torch.clear_autocast_cache)  # where torch keeps weights it cast without gradients
         stack.callback(random.setstate, python)
         stack.callback(np.random.set_state, numpy)
         stack.enter_context(torch.random.fork_rng(devices=cards))
