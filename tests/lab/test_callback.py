@@ -100,24 +100,21 @@ def test_the_trainers_own_log_gets_the_readings(tmp_path: Path, capsys: pytest.C
 def test_a_resumed_training_leaves_the_file_of_the_whole_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "kept" / "sinks.jsonl"
+    path, saving = tmp_path / "kept" / "sinks.jsonl", {"save_strategy": "steps", "save_steps": 3}
 
-    def run(folder: str, path: Path, **options: Any) -> None:
-        callback = sg.SinkCallback(TEXTS, tokenizer(), 2, path, tokens=48, spikes=sg.Spikes(1, 1.001))
-        made = trainer(tmp_path / folder, [callback], save_strategy="steps", save_steps=3, **options)
-        made.train(resume_from_checkpoint=options.pop("resume", None))
+    def callback(path: Path) -> sg.SinkCallback:
+        return sg.SinkCallback(TEXTS, tokenizer(), 2, path, tokens=48, spikes=sg.Spikes(1, 1.001))
 
-    run("whole", tmp_path / "whole.jsonl")
-    callback = sg.SinkCallback(TEXTS, tokenizer(), 2, path, tokens=48, spikes=sg.Spikes(1, 1.001))
-    trainer(tmp_path / "cut", [callback, Stop(5)], save_strategy="steps", save_steps=3).train()
+    trainer(tmp_path / "whole", [callback(tmp_path / "whole.jsonl")], **saving).train()
+    trainer(tmp_path / "cut", [callback(path), Stop(5)], **saving).train()
     assert [x["step"] for x in lines(path) if "spike" not in x] == [0, 2, 4]
-    again = trainer(tmp_path / "cut", [callback], save_strategy="steps", save_steps=3)
+    again = trainer(tmp_path / "cut", [callback(path)], **saving)
     again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
     assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert any("spike" in line for line in lines(path))
     assert any(line.get("spikes") for line in lines(path))
     with pytest.raises(OutputError, match="already holds readings"):  # from the start, over the same file
-        trainer(tmp_path / "other", [callback]).train()
+        trainer(tmp_path / "other", [callback(path)]).train()
 
 
 class Stop(TrainerCallback):

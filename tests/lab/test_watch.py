@@ -511,10 +511,10 @@ def test_remembered_losses_make_the_same_detector(tmp_path: Path) -> None:
     def run(path: Path, start: int, stop: int) -> None:
         options: dict[str, Any] = {"every": 2, "path": path, "spikes": sg.Spikes(4, 2.0), "start": start}
         with sg.SinkWatch(tiny("llama"), ids(1, 40), **options) as watch:
-            for step in range(start + 1 if start else 0):
-                if start:
-                    watch.remember(step, losses[step], reported=step <= start - start % 2)
-            for step in range(start + 1 if start else 0, stop):
+            first = start + 1 if start else 0
+            for step in range(first):
+                watch.remember(step, losses[step], reported=step <= start - start % 2)
+            for step in range(first, stop):
                 watch.step(step, losses[step])
 
     run(tmp_path / "whole", 0, 9)
