@@ -76,6 +76,9 @@ _WHERE = {
     "compare": "sinkgate.lab.comparison",
     "Comparison": "sinkgate.lab.comparison_record",
     "Arm": "sinkgate.lab.arms",
+    "SinkCallback": "sinkgate.lab.callback",
+    "SinkWatch": "sinkgate.lab.watch",
+    "Spikes": "sinkgate.lab.spikes",
     "acting": "sinkgate.interventions",
     "intervene": "sinkgate.interventions",
     "capture": "sinkgate.interventions",
@@ -132,12 +135,15 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.interventions.fold import fold_sink as fold_sink
     from sinkgate.interventions.window import Window as Window
     from sinkgate.lab.arms import Arm as Arm
+    from sinkgate.lab.callback import SinkCallback as SinkCallback
     from sinkgate.lab.comparison import compare as compare
     from sinkgate.lab.comparison_record import Comparison as Comparison
     from sinkgate.lab.loop import LoopConfig as LoopConfig
     from sinkgate.lab.outlet import OutletConfig as OutletConfig
+    from sinkgate.lab.spikes import Spikes as Spikes
     from sinkgate.lab.train_outlet import train_outlet as train_outlet
     from sinkgate.lab.trained import TrainedOutlet as TrainedOutlet
+    from sinkgate.lab.watch import SinkWatch as SinkWatch
     from sinkgate.masks import Visibility as Visibility
     from sinkgate.ops.attention import attention as attention
     from sinkgate.ops.attention import explain as explain

@@ -43,7 +43,8 @@ class OutputMap:
         if weight.ndim != 2 or weight.shape[0] % heads:
             raise ArgumentError(f"an output weight must be [heads*dv, D] with heads={heads}; got {list(weight.shape)}")
         rows = weight.detach().float().unflatten(0, (heads, -1))
-        return OutputMap(rows @ rows.transpose(-1, -2))
+        with torch.autocast(rows.device.type, enabled=False):
+            return OutputMap(rows @ rows.transpose(-1, -2))
 
     def length(self, x: Float[Tensor, "b h t dv"]) -> Float[Tensor, "b h t"]:
         """``‖W_O^h x‖`` for head outputs x, float32."""

@@ -64,7 +64,9 @@ def test_weightings_alone_and_a_text(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--arms", "softmax", "--log-to", "nologger"], "nologger"),
     ],
 )
-def test_one_line_for_a_mistake(flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_for_a_mistake(
+    flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", "--out", str(tmp_path / "o"), *flags]) == 1
     err = capsys.readouterr().err
     assert says in err

@@ -38,9 +38,9 @@ def diagnose(model: Any, ids: torch.Tensor, mask: torch.Tensor | None, detail: s
     anatomy = trace(model, ids[:1, :24])
     with Reader(anatomy, probe).open() as reader, probe.sample(samples):
         reader.run(ids, mask)
-    from sinkgate.probe.diagnose import _layers
+    from sinkgate.probe.diagnose import layer_entries
 
-    return probe.finish(model={"name": "tiny"}, layers=_layers(anatomy))
+    return probe.finish(model={"name": "tiny"}, layers=layer_entries(anatomy))
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right"])

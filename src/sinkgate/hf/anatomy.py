@@ -25,6 +25,7 @@ from sinkgate.hf.kernel_lse import KernelLSE
 from sinkgate.hf.output import OutputFinder
 from sinkgate.hf.place import OUTLET, STOCK, at
 from sinkgate.hf.register import OUR_NAMES, is_ours, listen, register, stop_listening
+from sinkgate.hf.sharded import check_whole, gathered
 from sinkgate.site import OutputMap
 
 __all__ = ["Anatomy", "Layer", "fingerprint", "forward", "reading", "trace"]
@@ -93,11 +94,14 @@ class _Watch:
         self.modules: list[tuple[int, nn.Module, Tensor, Tensor]] = []  # time, module, first input, first output
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # id of a module → its arguments
         self.time = 0
+        self.autocast: tuple[str, bool, torch.dtype] | None = None  # as it was around the attention calls
 
     def attend(self, function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with KernelLSE() as kernel:
             result = function(module, *args, **kwargs)
         self.time += 1
+        where = result[0].device.type
+        self.autocast = (where, torch.is_autocast_enabled(where), torch.get_autocast_dtype(where))
         q, k, v, mask = (*args, *(kwargs.pop(n) for n in ("query", "key", "value", "attention_mask")[len(args):]))  # fmt: skip
         self.calls.append(_Call(module, q, k, v, mask, kwargs, result[0], kernel.lse, self.time))
         return result
@@ -175,7 +179,8 @@ def trace(model: nn.Module, ids: Tensor) -> Anatomy:
     Also checked here: reading does not change the logits by a bit, and the model is causal.
 
     Raises:
-        UnsupportedError: no layer can be measured, the model is not causal, or it is in training mode.
+        UnsupportedError: no layer can be measured, the model is not causal, it is in training mode, or its parameters are
+            spread over processes in a way that is not known here (fully_shard is).
     """
     if model.training:
         raise UnsupportedError(
@@ -185,6 +190,7 @@ def trace(model: nn.Module, ids: Tensor) -> Anatomy:
         raise UnsupportedError(
             f"{type(model).__name__} is an encoder-decoder; sinkgate measures decoder-only language models"
         )
+    check_whole(model)
     plain = forward(model, ids)
     watch = _Watch(model)
     with reading(model, watch), watch.watching():
@@ -205,10 +211,18 @@ def trace(model: nn.Module, ids: Tensor) -> Anatomy:
         if id(call.module) in by_module:
             notes.append(f"{_name(model, call.module)} attends more than once in a pass; its first call is read")
         by_module.setdefault(id(call.module), call)
+    assert watch.autocast is not None
+    where, enabled, dtype = watch.autocast
     with reading(model, finder := OutputFinder(model, watch)):
         for layer in layers:
-            if layer.attention is not None:
-                _describe(layer, by_module[id(layer.attention)], finder, ids.shape)
+            if layer.attention is None:
+                continue
+            with gathered(model, layer.block), torch.autocast(where, enabled=False):
+                call = by_module[id(layer.attention)]
+                _describe(layer, call, ids.shape)
+                if layer.attention is not None:
+                    with torch.autocast(where, dtype, enabled):  # modules are called as the model calls them
+                        finder.describe(layer, call)
     if not any(layer.attention is not None for layer in layers):
         raise _nothing(model, layers)
     return Anatomy(model, layers, has_stream, implementation, notes)
@@ -315,8 +329,8 @@ def _layers(model: nn.Module, watch: _Watch) -> tuple[list[Layer], bool]:
     return layers, all(isinstance(h, Tensor) and h.ndim == 3 for h in hidden)
 
 
-def _describe(layer: Layer, call: _Call, finder: OutputFinder, ids: torch.Size) -> None:
-    """Sizes, whether our reading rebuilds the output, and the output map of one layer."""
+def _describe(layer: Layer, call: _Call, ids: torch.Size) -> None:
+    """Sizes of one layer, and whether our reading rebuilds its output."""
     assert layer.attention is not None
     shape = (call.q.shape[0], call.q.shape[-2], call.k.shape[-2])
     if shape != (ids[0], ids[1], ids[1]):
@@ -357,8 +371,6 @@ def _describe(layer: Layer, call: _Call, finder: OutputFinder, ids: torch.Size) 
             f"{_more(layer.attention, call)}"
         )
         layer.attention = None
-        return
-    finder.describe(layer, call)
 
 
 def _more(module: nn.Module, call: _Call) -> str:

@@ -41,6 +41,7 @@ __all__ = [
     "stock_function",
     "told",
     "trained_context",
+    "trainer_of",
 ]
 
 
@@ -262,3 +263,18 @@ def set_linear_state(layer: Any, tensors: dict[str, torch.Tensor], flags: dict[s
     for i, value in flags["previous"].items():
         layer.has_previous_state[int(i)] = value
         layer.conv_kernel_size[int(i)] = flags["kernel"].get(i)
+
+
+def trainer_of(callback: Any) -> Any:
+    """The Trainer that is calling a callback: among the callers, the one whose callbacks it is among; None without.
+
+    transformers hands a callback the model, the optimizer and more, but not the Trainer.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        handler = getattr(owner, "callback_handler", None)
+        if any(one is callback for one in getattr(handler, "callbacks", ())):
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkgate.hf.place import at
+from sinkgate.outlet import GateOutlet
 from sinkgate.site import OutputMap
 
 __all__ = ["OutputFinder"]
@@ -41,6 +43,9 @@ class OutputFinder:
 
     def _describe(self, layer: Any, call: Any) -> None:
         attention = layer.attention
+        outlet = at(attention)[1]
+        if isinstance(outlet, GateOutlet) and outlet.spec.position == "G5":
+            raise _NoMap(f"the outlet of {layer.name} gates what all its heads write together")
         width = call.out.shape[-2] * call.out.shape[-1]
         inside = {id(m) for m in attention.modules() if m is not attention}
         later = [m for m in self.watch.modules if m[0] > call.time]

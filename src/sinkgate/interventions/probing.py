@@ -11,7 +11,7 @@ from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import trace
 from sinkgate.hf.reading import Reader, Watcher
-from sinkgate.probe.diagnose import TRACE_TOKENS, _layers, _run
+from sinkgate.probe.diagnose import TRACE_TOKENS, _run, layer_entries
 from sinkgate.probe.probe import Probe
 from sinkgate.probe.text import Piece
 from sinkgate.record import Diagnosis
@@ -46,7 +46,7 @@ def probed(
         raise ArgumentError(
             f"the model cannot take {len(longest.ids)} tokens (it has {limit} positions); use fewer tokens"
         ) from err
-    return probe.finish(model={"name": type(model).__name__}, layers=_layers(anatomy))
+    return probe.finish(model={"name": type(model).__name__}, layers=layer_entries(anatomy))
 
 
 class _Both:

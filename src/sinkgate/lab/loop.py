@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from sinkgate.errors import ArgumentError, NonFiniteError, UnsupportedError
 from sinkgate.files import jsonable
 from sinkgate.lab.checkpoint import History, RunFolder, Snapshot
 from sinkgate.lab.config import LoopConfig, learning_rate, step_seed
+from sinkgate.lab.spikes import is_spike
 
 __all__ = ["History", "LoopConfig", "Task", "learning_rate", "step_seed", "train"]
 
@@ -124,7 +124,8 @@ def train(
                     line |= _evaluation(task, config, step, line)
                 except NonFiniteError as err:  # the step was made and belongs in the log
                     trouble = NonFiniteError(f"after step {step}: {err}; the last checkpoint stands")
-            if _is_spike(config, history, line["loss"]):
+            before = [earlier["loss"] for earlier in history.steps[-config.spike_window :]]
+            if is_spike(before, line["loss"], config.spike_window, config.spike_factor):
                 line["spike"] = True
             if bad is None and done is not None and done(line):
                 line["done"] = ended = True
@@ -224,14 +225,6 @@ def _evaluation(task: Task, config: LoopConfig, step: int, line: dict[str, Any])
     if taken := found.keys() & {*line, *OURS}:
         raise ArgumentError(f"evaluate() must not name {', '.join(sorted(taken))}: the step's line has it already")
     return found
-
-
-def _is_spike(config: LoopConfig, history: History, loss: float) -> bool:
-    window = [line["loss"] for line in history.steps[-config.spike_window :]]
-    if len(window) < config.spike_window:
-        return False
-    middle = statistics.median(window)
-    return middle > 0 and loss > config.spike_factor * middle
 
 
 def _number(name: str, value: Any) -> float:

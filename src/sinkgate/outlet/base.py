@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,13 +52,15 @@ class Seen:
     Args:
         x: the layer's hidden state.
         rotation: cosines and sines of the queries' positions.
+        show: while a reading wants them, called with a gate's values.
     """
 
-    __slots__ = ("rotation", "x")
+    __slots__ = ("rotation", "show", "x")
 
     def __init__(self) -> None:
         self.x: Tensor | None = None
         self.rotation: tuple[Tensor, Tensor] | None = None
+        self.show: Callable[[Tensor], None] | None = None
 
     def __deepcopy__(self, memo: Any) -> Seen:
         return Seen()

@@ -67,6 +67,8 @@ class GateOutlet(LayerOutlet):
         x, self.seen.x = self.seen.x, None  # used once a pass: not kept alive until the next
         assert x is not None
         gate = self.gate
+        if self.seen.show is not None:
+            self.seen.show(self.values(x))
         few = self.spec.preserve is not None and self.everywhere and gate.proj is not None
         if few and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return y * self._value(x, heads)
@@ -74,6 +76,13 @@ class GateOutlet(LayerOutlet):
         logits = flat.unflatten(-1, (1 if self.spec.shared else heads, -1))
         gated = self.spec.apply(y, logits)
         return gated if self.everywhere else torch.where(self.on[:, None], gated, y)
+
+    def values(self, x: Tensor) -> Tensor:
+        """What it multiplies with (or adds), of the heads it is for: ``[b, t, heads or 1, width or 1]``."""
+        gate = self.gate
+        flat = gate.proj(x) if gate.proj is not None else gate.logits.expand(*x.shape[:2], -1)  # type: ignore[union-attr]
+        value = self.spec.value(flat.unflatten(-1, (1 if self.spec.shared else len(self.on), -1)))
+        return value if self.spec.shared else value[:, :, self.on]
 
     def _value(self, x: Tensor, heads: int) -> Tensor:
         """The gate's values in few operations, for decoding: b₀ as the projection's bias, the rest in place."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sinkgate.errors import ArgumentError, NonFiniteError, UnsupportedError
 from sinkgate.hf import compat
@@ -20,7 +20,7 @@ from sinkgate.record import Diagnosis
 from sinkgate.schema import Settings
 from sinkgate.series import Series
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "layer_entries", "padded"]
 
 TRACE_TOKENS = 32  # enough for every check on a model's parts, cheap enough to run several times
 
@@ -132,7 +132,7 @@ def diagnose(
         name or getattr(compat.config(loaded_model), "_name_or_path", "") or type(loaded_model).__name__,
     )
     described |= {"bos": bos_sentence, "source": source}
-    return probe.finish(model=described, layers=_layers(anatomy), notes=notes)
+    return probe.finish(model=described, layers=layer_entries(anatomy), notes=notes)
 
 
 def _counter(progress: Progress | None, anatomy: Anatomy, passes: int) -> Callable[[], None] | None:
@@ -153,15 +153,20 @@ def _run(reader: Reader, probe: Probe, parts: list[Piece], batch_size: int, wher
     total = len(parts)
     for start in range(0, total, batch_size):
         batch = parts[start : start + batch_size]
-        length = max(len(p.ids) for p in batch)
-        ids = torch.zeros(len(batch), length, dtype=torch.long, device=where)
-        mask = torch.zeros_like(ids)
-        for b, piece in enumerate(batch):  # padded on the right: positions then need no care
-            ids[b, : len(piece.ids)] = torch.tensor(piece.ids, device=where)
-            mask[b, : len(piece.ids)] = 1
+        ids, mask = padded(batch)
         samples = [{"id": p.id, "source": p.source, "tokens": p.tokens, "bos": p.bos} for p in batch]
         with probe.sample(samples):
-            reader.run(ids, mask if bool((mask == 0).any()) else None)
+            reader.run(ids.to(where), None if mask is None else mask.to(where))
+
+
+def padded(batch: list[Piece]) -> tuple[Tensor, Tensor | None]:
+    """Token ids ``[b, t]``, padded on the right (positions then need no care), and the mask; None without padding."""
+    ids = torch.zeros(len(batch), max(len(p.ids) for p in batch), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for b, piece in enumerate(batch):
+        ids[b, : len(piece.ids)] = torch.tensor(piece.ids)
+        mask[b, : len(piece.ids)] = 1
+    return ids, mask if bool((mask == 0).any()) else None
 
 
 def _culprit(model: nn.Module) -> str:
@@ -196,7 +201,8 @@ def _notes(anatomy: Anatomy, settings: Settings, model: nn.Module, longest: int)
     return notes
 
 
-def _layers(anatomy: Anatomy) -> list[dict[str, Any]]:
+def layer_entries(anatomy: Anatomy) -> list[dict[str, Any]]:
+    """What a record says of each layer."""
     return [
         {
             "index": layer.index,

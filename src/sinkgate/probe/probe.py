@@ -43,11 +43,19 @@ class Probe:
     Args:
         settings: what to measure; its ``detail`` decides the cost.
         after_site: called after every layer, for a progress bar.
+        stream: whether the residual stream is read; None: at detail ``full``.
     """
 
-    def __init__(self, settings: Settings | None = None, *, after_site: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        after_site: Callable[[], None] | None = None,
+        stream: bool | None = None,
+    ) -> None:
         self.settings = settings or Settings()
         self._after_site = after_site
+        self._want_stream = self.settings.detail == "full" if stream is None else stream
         self._samples: list[Sample] = []
         self._rows: list[dict[int, dict[str, np.ndarray]]] = []  # per sample, per layer
         self._sums: dict[int, dict[str, np.ndarray]] = {}  # per layer
@@ -84,8 +92,9 @@ class Probe:
             NonFiniteError: its queries, keys, values or output hold NaN or infinity; names layer and heads.
         """
         samples = self._expect(site.q.shape[0])
-        self._check_finite(site)
-        one, sums = summarise(site, self.settings)
+        with torch.autocast(site.q.device.type, enabled=False):  # the model's products may be half, ours are not
+            self._check_finite(site)
+            one, sums = summarise(site, self.settings)
         bad = np.flatnonzero(~np.isfinite(one["first_sum"]).all(0))
         if bad.size:
             raise NonFiniteError(_non_finite(site.layer, bad.tolist(), "attention weights"))
@@ -106,11 +115,12 @@ class Probe:
     @torch.no_grad()
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
         """See the residual stream ``[b, t, D]`` before layer ``depth`` (or after the last)."""
-        if self.settings.detail != "full":
+        if not self._want_stream:
             return
-        for b in range(len(self._expect(hidden.shape[0]))):
-            stats = read_stream(hidden[b], None if real is None else real[b])
-            self._batch_streams[b][depth] = stats
+        with torch.autocast(hidden.device.type, enabled=False):
+            for b in range(len(self._expect(hidden.shape[0]))):
+                stats = read_stream(hidden[b], None if real is None else real[b])
+                self._batch_streams[b][depth] = stats
 
     def finish(
         self, *, model: dict[str, Any], layers: list[dict[str, Any]] | None = None, notes: Sequence[str] = ()

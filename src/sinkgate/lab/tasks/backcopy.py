@@ -20,8 +20,8 @@ from sinkgate.errors import ArgumentError
 from sinkgate.lab.arms import Arm
 from sinkgate.lab.config import LoopConfig, step_seed
 from sinkgate.lab.decoder import Decoder, DecoderConfig
-from sinkgate.lab.tasks.base import Found, Value, whole
 from sinkgate.lab.measure import watch
+from sinkgate.lab.tasks.base import Found, Value, whole
 from sinkgate.nn import Seen
 
 __all__ = ["Backcopy", "BackcopyExperiment", "Chain"]

@@ -17,9 +17,9 @@ from sinkgate.lab.arms import Arm
 from sinkgate.lab.config import LoopConfig
 from sinkgate.lab.corpus import Corpus, read_corpus
 from sinkgate.lab.decoder import PRESETS, Decoder, DecoderConfig
+from sinkgate.lab.measure import watch
 from sinkgate.lab.recall import needle
 from sinkgate.lab.tasks.base import Found, Value, whole
-from sinkgate.lab.measure import watch
 
 __all__ = ["Language", "LanguageExperiment"]
 
