@@ -27,6 +27,7 @@ from sinkgate.lab.comparison_record import Comparison
 from sinkgate.lab.pieces import Piece, run_piece
 from sinkgate.lab.tasks import as_task
 
+FEW = {"evaluate_every": 10}  # evaluations cost more than steps here
 TINY = {"vocab": 12, "length": 16, "dim": 16, "batch": 4, "triggers": 1}
 
 
@@ -41,6 +42,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Comparison, Path]:
     out = tmp_path_factory.mktemp("comparison") / "out"
     record = compare(
         "backcopy", "softmax, softmax + g1, softpick", seeds=3, lrs=[1e-2, 1e-3], steps=30, sweep=2, out=out, cost_rounds=2,
+        loop_changes=FEW,
         **TINY,
     )  # fmt: skip
     return record, out
@@ -167,7 +169,15 @@ def test_resumed_it_trains_nothing_again(done: tuple[Comparison, Path], monkeypa
 
 def test_another_comparison_is_not_gone_on_with(done: tuple[Comparison, Path], tmp_path: Path) -> None:
     _, out = done
-    given: dict[str, Any] = {"seeds": 3, "lrs": [1e-2, 1e-3], "steps": 30, "sweep": 2, "out": out, **TINY}
+    given: dict[str, Any] = {
+        "seeds": 3,
+        "lrs": [1e-2, 1e-3],
+        "steps": 30,
+        "sweep": 2,
+        "out": out,
+        "loop_changes": FEW,
+        **TINY,
+    }
     with pytest.raises(OutputError, match="already holds this comparison: resume it"):
         compare("backcopy", "softmax, softmax + g1, softpick", **given)
     with pytest.raises(RecordError, match=r"steps is 30 there and 31 here; task.dim is 16 there and 32 here"):
@@ -266,6 +276,18 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(task: str, tmp_path: P
     assert sum(p["cost"]["attempts"] for p in b.pieces) > 4
     logs = lambda at: {p.relative_to(at): p.read_bytes() for p in sorted(at.glob("pieces/**/run/*"))}  # noqa: E731
     assert logs(whole) == logs(out)
+
+
+def test_the_loop_is_changed_for_every_arm(tmp_path: Path) -> None:
+    record = compare("backcopy", "softmax, softpick", steps=4, loop_changes={"weight_decay": 0.5, "clip": None}, out=tmp_path / "o",
+                     cost_rounds=0, **TINY)  # fmt: skip
+    assert [(p["loop"]["weight_decay"], p["loop"]["clip"]) for p in record.pieces] == [(0.5, None)] * 2
+    assert Plan.from_json(record.meta["plan"]).loop_changes == {"weight_decay": 0.5, "clip": None}
+    assert Piece.from_json(record.pieces[0]["piece"]).loop.weight_decay == 0.5
+    with pytest.raises(RecordError, match="loop_changes"):
+        compare("backcopy", "softmax, softpick", steps=4, out=tmp_path / "o", resume=True, **TINY)
+    with pytest.raises(ArgumentError, match="unknown in a training configuration: colour"):
+        compare("backcopy", "softmax", loop_changes={"colour": 1}, out=tmp_path / "p", **TINY)
 
 
 def test_a_full_disk_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="the task's settings, such as layers=2",
     )
+    add(
+        "--loop",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the training loop, such as weight_decay=0.5 clip=none",
+    )
     add("--preset", metavar="NAME", help="of the text task: tiny, mini, small, base, medium, large")
     add("--text", nargs="+", metavar="FILE", help="of the text task: files, or hf:DATASET (default: the demo speeches)")
     add("--tokenizer", metavar="T", help="of the text task: bytes, bpe:SIZE, or a folder with a tokenizer.json")
@@ -97,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     with _bar() as bar:
         record = compare(
             task, arms, seeds=args.seeds, lrs=_rates(args.lrs), steps=_steps(args.budget, task), sweep=args.sweep_seeds,
-            out=out, resume=args.resume, device=args.device, runner=_runner(args), cost_rounds=0 if args.no_cost else 5,
+            loop_changes=dict(_setting(text, "--loop") for text in args.loop), out=out, resume=args.resume, device=args.device, runner=_runner(args), cost_rounds=0 if args.no_cost else 5,
             progress=[*bar, *loggers],
         )  # fmt: skip
     page = record.to_html(out / "report.html")
@@ -132,10 +139,10 @@ def summary(record: Any) -> dict[str, Any]:
 # ---- private -----------------------------------------------------------------------------------------------------
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(text: str, flag: str = "--set") -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ArgumentError(f"--set takes NAME=VALUE such as layers=2, got {text!r}")
+        raise ArgumentError(f"{flag} takes NAME=VALUE such as layers=2, got {text!r}")
     try:
         found = ast.literal_eval(value)
     except (ValueError, SyntaxError):

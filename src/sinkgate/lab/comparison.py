@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Plan:
         lrs: peak learning rates to choose from, per arm; None: the task's own, for all.
         steps: updates of every piece; None: the task's own number.
         sweep: with how many of the seeds a rate is chosen.
+        loop_changes: fields of :class:`~sinkgate.lab.config.LoopConfig` that differ from the task's own, for every arm.
 
     Raises:
         ArgumentError: nothing to compare, or a number out of range.
@@ -55,6 +56,7 @@ class Plan:
     lrs: tuple[float, ...] | None = None
     steps: int | None = None
     sweep: int = 1
+    loop_changes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.arms:
@@ -69,7 +71,7 @@ class Plan:
         if not 1 <= self.sweep <= len(self.seeds):
             raise ArgumentError(f"sweep must be from 1 to the number of seeds, {len(self.seeds)}; got {self.sweep}")
         for lr in self.rates:
-            self.task.loop(self.steps, lr, self.seeds[0])  # says what is wrong with a number
+            _ = self.piece(self.arms[0], lr, self.seeds[0]).loop  # says what is wrong with a number
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -78,14 +80,14 @@ class Plan:
 
     def piece(self, arm: Arm, lr: float, seed: int) -> Piece:
         """One of them."""
-        return Piece(self.task, arm, lr, seed, self.steps)
+        return Piece(self.task, arm, lr, seed, self.steps, self.loop_changes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
             "task": self.task.to_json(), "arms": [arm.to_json() for arm in self.arms], "seeds": list(self.seeds),
             "lrs": None if self.lrs is None else list(self.lrs), "steps": self.steps, "sweep": self.sweep,
-        }  # fmt: skip
+        } | ({"loop_changes": self.loop_changes} if self.loop_changes else {})  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
@@ -97,7 +99,7 @@ class Plan:
         try:
             return cls(
                 from_json(data["task"]), tuple(Arm.from_json(a) for a in data["arms"]), tuple(data["seeds"]),
-                None if data["lrs"] is None else tuple(data["lrs"]), data["steps"], data["sweep"],
+                None if data["lrs"] is None else tuple(data["lrs"]), data["steps"], data["sweep"], data.get("loop_changes", {}),
             )  # fmt: skip
         except (KeyError, TypeError) as err:
             raise ArgumentError(f"this is no plan of a comparison: {err} is missing or malformed") from None
@@ -111,6 +113,7 @@ def compare(
     lrs: Sequence[float] | None = None,
     steps: int | None = None,
     sweep: int = 1,
+    loop_changes: dict[str, Any] | None = None,
     out: str | os.PathLike[str],
     resume: bool = False,
     device: str = "cpu",
@@ -128,6 +131,7 @@ def compare(
         lrs: peak learning rates to choose from, per arm; None: the task's own.
         steps: updates of every piece.
         sweep: seeds that a rate is chosen with.
+        loop_changes: fields of ``LoopConfig`` for every arm, such as ``{"weight_decay": 0.5}``.
         out: a folder: ``comparison.json`` (the plan), ``pieces/``, ``record.json``.
         resume: go on in a folder that holds the same plan.
         device: where to train.
@@ -150,7 +154,7 @@ def compare(
         as_task(task, **settings),
         tuple(split_arms(arms) if isinstance(arms, str) else map(as_arm, arms)),
         tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
-        None if lrs is None else tuple(float(x) for x in lrs), steps, sweep,
+        None if lrs is None else tuple(float(x) for x in lrs), steps, sweep, loop_changes or {},
     )  # fmt: skip
     return run_plan(plan, out, resume=resume, device=device, runner=runner, cost_rounds=cost_rounds, progress=progress)
 

@@ -9,7 +9,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Piece:
         lr: peak learning rate.
         seed: of start and data.
         steps: updates; None: the task's own number.
+        loop_changes: fields of :class:`~sinkgate.lab.config.LoopConfig` that differ from the task's own.
     """
 
     task: Specification
@@ -47,11 +48,13 @@ class Piece:
     lr: float
     seed: int
     steps: int | None = None
+    loop_changes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def loop(self) -> LoopConfig:
         """How it is trained."""
-        return self.task.loop(self.steps, self.lr, self.seed)
+        config = self.task.loop(self.steps, self.lr, self.seed)
+        return LoopConfig.from_json({**config.to_json(), **self.loop_changes}) if self.loop_changes else config
 
     @property
     def key(self) -> str:
@@ -62,12 +65,19 @@ class Piece:
         """Plain JSON types."""
         return {
             "task": self.task.to_json(), "arm": self.arm.to_json(), "lr": self.lr, "seed": self.seed, "steps": self.steps,
-        }  # fmt: skip
+        } | ({"loop_changes": self.loop_changes} if self.loop_changes else {})  # fmt: skip
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Piece:
         """The inverse of :meth:`to_json`."""
-        return cls(from_json(data["task"]), Arm.from_json(data["arm"]), data["lr"], data["seed"], data["steps"])
+        return cls(
+            from_json(data["task"]),
+            Arm.from_json(data["arm"]),
+            data["lr"],
+            data["seed"],
+            data["steps"],
+            data.get("loop_changes", {}),
+        )
 
 
 def slug(text: str) -> str:
