@@ -160,6 +160,7 @@ def test_resumed_it_trains_nothing_again(done: tuple[Comparison, Path], monkeypa
         lrs=[1e-2, 1e-3],
         steps=30,
         sweep=2,
+        loop_changes=FEW,
         out=out,
         resume=True,
         **TINY,
