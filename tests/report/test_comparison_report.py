@@ -334,7 +334,7 @@ def test_twelve_arms_and_five_seeds_are_under_a_megabyte() -> None:
 
 
 def test_words_of_the_lab_say_what_the_code_does() -> None:
-    from sinkgate.lab.watch import CLOSED, DEAD, EPS
+    from sinkgate.lab.measure import CLOSED, DEAD, EPS
 
     assert f"{EPS:g}" in metric("sink_rate").says
     assert f"{EPS:g}" in metric("any_sink_rate").says
