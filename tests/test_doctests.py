@@ -9,7 +9,7 @@ import pytest
 
 MODULES = (
     "geometry.sink", "geometry.simplex", "geometry.gradients", "cache.sizes", "gate.spec", "quantization", "ops.attention", "ops.select",
-    "testing", "lab.aids", "evaluate.score", "probe.kinds", "probe.measure", "report.html", "report.curves",
+    "testing", "lab.aids", "evaluate.score", "probe.kinds", "probe.measure", "report.html", "report.text",
 )  # fmt: skip
 
 

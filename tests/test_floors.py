@@ -33,7 +33,7 @@ BESIDE = ["errors", "files", "schema", "record", "storage", "series"]
 PLAIN = ("errors", "files")  # no records in them: for every floor
 # A record shows itself (`to_html`, `verdict`, `__str__`), is kept by `storage`; imported when asked, not before.
 UPWARD = {("record", "report"), ("record", "storage"), ("record", "geometry"), ("record", "probe"),
-          ("series", "report")}  # fmt: skip
+          ("series", "report"), ("lab", "report")}  # fmt: skip
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:

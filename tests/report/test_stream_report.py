@@ -18,8 +18,9 @@ from sinkgate.errors import OutputError
 from sinkgate.evaluate.recall import Outcome, RecallResult
 from sinkgate.evaluate.recall_record import RecallArm, RecallRun
 from sinkgate.evaluate.stream_record import StreamArm, StreamRecord
-from sinkgate.report.curves import Chart, Line, clean, number, svg, tick, ticks
+from sinkgate.report.curves import Chart, Line, svg
 from sinkgate.report.stream import render, verdict, write
+from sinkgate.report.text import clean, number, tick, ticks
 
 EVERY = 256
 MODEL = {"name": "tiny", "class": "LlamaForCausalLM", "fingerprint": "0123456789ab", "bos": "none was added"}
@@ -190,7 +191,7 @@ def test_lines_are_told_apart_without_colour() -> None:
 
 
 def _colours() -> list[list[str]]:
-    css = importlib.resources.files("sinkgate.report").joinpath("stream.css").read_text()
+    css = importlib.resources.files("sinkgate.report").joinpath("drawn.css").read_text()
     return [re.findall(r"--a\d: (#[0-9a-f]{6})", line) for line in css.splitlines() if "--a0:" in line]
 
 

@@ -11,7 +11,11 @@ from sinkgate.errors import RecordError
 
 __all__ = ["arguments", "run"]
 
-NAMES = ("record.json", "stream.json", "recall.json")  # of a diagnosis, of a stream's perplexity, of its recall
+NAMES = (
+    "record.json",
+    "stream.json",
+    "recall.json",
+)  # of a diagnosis or a comparison, of a stream's perplexity, of its recall
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +31,10 @@ def run(args: argparse.Namespace) -> int:
     kind = _format(path)
     if kind in ("sinkgate.stream", "sinkgate.recall_run"):
         return _stream(args, path, kind)
+    if kind == "sinkgate.comparison":
+        from sinkgate.lab.comparison_record import Comparison
+
+        return _shown(args, Comparison.load(path))
     from sinkgate.cli.diagnose import summary
     from sinkgate.record import Diagnosis
 
@@ -46,6 +54,16 @@ def _stream(args: argparse.Namespace, path: Path, kind: str) -> int:
     record: Any = StreamRecord.load(path) if kind == "sinkgate.stream" else RecallRun.load(path)
     if args.html:
         write(record, args.html)
+    print(json.dumps(jsonable(record.to_json()), ensure_ascii=False, indent=1) if args.json else record)
+    return 0
+
+
+def _shown(args: argparse.Namespace, record: Any) -> int:
+    """A record that knows its page, its JSON and its text."""
+    from sinkgate.files import jsonable
+
+    if args.html:
+        record.to_html(args.html)
     print(json.dumps(jsonable(record.to_json()), ensure_ascii=False, indent=1) if args.json else record)
     return 0
 

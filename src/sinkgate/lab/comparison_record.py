@@ -18,6 +18,19 @@ from sinkgate.record import Interval, student_interval
 __all__ = ["Comparison"]
 
 FORMAT, VERSION = "sinkgate.comparison", 1
+PARTS = {
+    "piece",
+    "arm",
+    "loop",
+    "parameters",
+    "steps",
+    "diverged",
+    "select",
+    "test",
+    "curve",
+    "spikes",
+    "cost",
+}  # of a piece
 MINUTES = 40  # a piece that takes longer should be cut
 
 
@@ -62,7 +75,7 @@ class Comparison:
 
     def values(self, arm: str, name: str, part: str = "test") -> np.ndarray:
         """One number per seed, at the arm's best rate; NaN where it diverged or has none."""
-        found = [piece[part].get(name) for piece in self.at_best(arm)]
+        found = [None if piece["diverged"] else piece[part].get(name) for piece in self.at_best(arm)]
         return np.array([math.nan if x is None or isinstance(x, list) else float(x) for x in found])
 
     def interval(self, arm: str, name: str) -> Interval:
@@ -129,10 +142,13 @@ class Comparison:
         for arm in self.arms:
             if gone := self.diverged(arm):
                 rates = sorted({p["piece"]["lr"] for p in gone})
-                said.append(f"{arm} diverged at learning rate {', '.join(f'{x:g}' for x in rates)} ({len(gone)} runs).")
-            rates = sorted(self.sweep(arm))
-            if len(rates) > 1 and self.meta["best_lr"][arm] in (rates[0], rates[-1]):
-                end = "lowest" if self.meta["best_lr"][arm] == rates[0] else "highest"
+                said.append(
+                    f"{arm} diverged at learning rate {', '.join(f'{x:g}' for x in rates)} ({len(gone)} run{'s' * (len(gone) > 1)})."
+                )
+            tried, best = self.sweep(arm), self.meta["best_lr"][arm]
+            rates = sorted(tried)
+            if len(rates) > 1 and best in (rates[0], rates[-1]) and any(math.isfinite(x) for x in tried[best]):
+                end = "lowest" if best == rates[0] else "highest"
                 said.append(f"{arm} was best at the {end} rate tried: its best one may lie beyond.")
         slow = [p for p in self.pieces if (p["cost"]["seconds_per_step"] or 0) * p["steps"] > 60 * MINUTES]
         if slow:
@@ -194,7 +210,21 @@ class Comparison:
         Raises:
             OutputError: it cannot be written.
         """
-        return save_json(path, {"format": FORMAT, "version": VERSION, "meta": self.meta, "pieces": self.pieces})
+        return save_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"format": FORMAT, "version": VERSION, "meta": self.meta, "pieces": self.pieces}
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report: one HTML file that works offline and asks no host for anything.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        from sinkgate.report.comparison import write
+
+        return write(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
@@ -209,8 +239,14 @@ class Comparison:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT or data["version"] != VERSION:
                 raise RecordError(f"{path} is no comparison of version {VERSION}")
-            return cls(data["meta"], data["pieces"])
-        except (OSError, ValueError, KeyError, TypeError) as err:
+            record = cls(data["meta"], data["pieces"])
+            if lacking := sorted({name for piece in record.pieces for name in PARTS - piece.keys()}):
+                raise RecordError(f"{path} is a damaged comparison: a piece lacks {', '.join(lacking)}")
+            if not all(record.at_best(arm) for arm in record.arms):
+                raise RecordError(f"{path} is a damaged comparison: an arm has no piece at its best rate")
+            record.table(), record.meta["environment"]["code"]  # asks for what a reader is promised
+            return record
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
             raise RecordError(f"{path} is not a readable comparison: {err}") from err
 
     # ---- private ------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sinkgate.evaluate.recall_record import RecallRun
 from sinkgate.evaluate.stream_record import labels
-from sinkgate.report.curves import Chart, Line, clean, number
+from sinkgate.report.curves import Chart, Line
 from sinkgate.report.tables import common_notes, facts, figure, items, settings, table
+from sinkgate.report.text import clean, number
 
 __all__ = ["heading", "recall_page"]
 

@@ -5,24 +5,21 @@ It is drawn here, so it can be read without a script; it loads nothing.
 
 from __future__ import annotations
 
-import importlib.resources
-import json
 import math
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sinkgate.errors import OutputError
 from sinkgate.evaluate.recall_record import RecallRun
 from sinkgate.evaluate.stream_record import StreamArm, StreamRecord, labels
-from sinkgate.files import jsonable, write_atomically
-from sinkgate.report.curves import Chart, Line, clean, data, number, swatch
+from sinkgate.report.curves import Chart, Line, swatch
+from sinkgate.report.drawn import page, write_page
 from sinkgate.report.recall import heading, recall_page
 from sinkgate.report.tables import common_notes, facts, figure, items, settings, table
+from sinkgate.report.text import clean, number
 
 __all__ = ["render", "verdict", "write"]
 
@@ -38,13 +35,7 @@ def write(record: StreamRecord | RecallRun, path: str | os.PathLike[str]) -> Pat
     Raises:
         OutputError: it cannot be written.
     """
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, render(record).encode())
-    except OSError as err:
-        raise OutputError(f"cannot write the report to {target}: {err.strerror or err}; choose another place") from err
-    return target
+    return write_page(render(record), path)
 
 
 def render(record: StreamRecord | RecallRun) -> str:
@@ -56,17 +47,7 @@ def render(record: StreamRecord | RecallRun) -> str:
         kind, (charts, body) = "stream report", _stream(record)
     else:
         kind, (charts, body) = "recall report", recall_page(record)
-    payload = json.dumps(jsonable([data(chart, ident) for ident, chart in charts]), ensure_ascii=True)
-    for character in "<>&":
-        payload = payload.replace(character, f"\\u{ord(character):04x}")
-    folder = importlib.resources.files(__package__)
-    read = lambda file: folder.joinpath(file).read_text(encoding="utf-8")  # noqa: E731
-    parts = {
-        "title": clean(_title(record)), "kind": kind, "style": read("page.css") + read("stream.css"), "script": read("stream.js"),
-        "body": body, "payload": payload, "colophon": "Written by sinkgate. This file loads nothing.",
-    }  # fmt: skip
-    slots = "|".join(parts)
-    return re.sub(rf"\{{\{{({slots})\}}\}}", lambda match: parts[match[1]], read("stream.html"))
+    return page(_title(record), kind, charts, body)
 
 
 def _title(record: StreamRecord | RecallRun) -> str:

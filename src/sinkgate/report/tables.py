@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sinkgate.report.curves import Chart, clean, plain, svg, swatch
+from sinkgate.report.curves import WIDTH, Chart, Line, svg, swatch
+from sinkgate.report.text import clean, plain
 
-__all__ = ["common_notes", "facts", "figure", "items", "settings", "table"]
+__all__ = ["common_notes", "facts", "figure", "items", "keys", "settings", "table"]
 
 GONE = (
     "A bounded cache is no memory: what it evicts is gone, and nothing that the model writes later can draw on it. Perplexity "
@@ -37,12 +38,27 @@ def settings(meta: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def figure(ident: str, chart: Chart, note: str) -> str:
-    """A chart with its title and what it shows."""
-    keys = "".join(f"<li>{swatch(i)}<bdi>{clean(line.name)}</bdi></li>" for i, line in enumerate(chart.lines))
+def keys(lines: Iterable[Line]) -> str:
+    """Which line is whose."""
+    each = (
+        f"<li>{swatch(i, reference=line.reference)}<bdi>{clean(line.name)}</bdi></li>" for i, line in enumerate(lines)
+    )
+    return f'<ul class="keys">{"".join(each)}</ul>'
+
+
+def figure(ident: str, chart: Chart, note: str, *, legend: bool = True) -> str:
+    """A chart with its title and what it shows.
+
+    Args:
+        ident: of the picture, for the script.
+        chart: what is drawn.
+        note: below it, markup already.
+        legend: False where one legend stands over many charts.
+    """
+    small = " small" if chart.width < WIDTH else ""
     return (
-        f'<figure class="curve"><figcaption><span class="t">{clean(chart.title)}</span></figcaption>'
-        f'<ul class="keys">{keys}</ul><div class="scroll plot">{svg(chart, ident)}</div><p class="note">{note}</p></figure>'
+        f'<figure class="curve{small}"><figcaption><span class="t">{clean(chart.title)}</span></figcaption>'
+        f'{keys(chart.lines) if legend else ""}<div class="scroll plot">{svg(chart, ident)}</div><p class="note">{note}</p></figure>'
     )
 
 
