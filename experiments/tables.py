@@ -7,6 +7,8 @@ from typing import Any
 
 from benchmarks.tables import result, table
 
+from experiments.comparison_tables import TABLES as COMPARISONS
+
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
@@ -89,4 +91,5 @@ TABLES: dict[str, Callable[[bool], str]] = {
     "trigger_two_heads": two_heads,
     "trigger_two_layers": two_layers,
     "trigger_statements": statements,
+    **COMPARISONS,
 }
