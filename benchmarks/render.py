@@ -30,6 +30,7 @@ DOCUMENTS = (
     "docs/streaming.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "experiments").glob("*.md")),
     "docs/watching.md",
+    "docs/lab.md",
 )
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),

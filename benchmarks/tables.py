@@ -194,6 +194,31 @@ def gates(chinese: bool) -> str:
     return table(["", "share of a layer's multiplications", "training", "decoding", "asked"], rows)
 
 
+def lab_speed(chinese: bool) -> str:
+    """Training throughput of the lab's arms, over the plain loop's and over its own softmax."""
+    found = result("lab")
+    bounds = {"softmax": "≥ 1.00", "softmax+g1_head": "≥ 0.97", "sink_softmax": "≥ 0.98"}
+    share = found["bfloat16"]["elementwise_flop_share"]
+    bounds["softmax+g1"] = f"≥ {1 / (1 + share + 0.03):.3f} (its share of the operations, {share:.1%}, and 3%)"
+    rows = []
+    for arm in found["bfloat16"]["throughput_over_softmax"]:
+        cells = []
+        for dtype in ("bfloat16", "float32"):
+            over = found[dtype]["throughput_over_plain"][arm], found[dtype]["throughput_over_softmax"][arm]
+            cells += [f"{over[0]:.3f}", "" if arm == "softmax" else f"{over[1]:.3f}"]
+        rows.append([f"`{arm}`", *cells, bounds.get(arm, "")])
+    head = [
+        "arm",
+        "bf16, over the plain loop",
+        "over our softmax",
+        "fp32, over the plain loop",
+        "over our softmax",
+        "asked",
+    ]
+    return table(head, rows)
+
+
 TABLES = {
+    "lab_speed": lab_speed,
     "acts": acts, "interventions": interventions, "repeated": repeated, "fold": fold, "outlets": outlets, "aids": aids, "gates": gates,
 }  # fmt: skip
