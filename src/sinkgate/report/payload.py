@@ -37,7 +37,7 @@ def payload(d: Diagnosis, series: Series | None = None) -> dict[str, Any]:
                 "fingerprint",
             )
         }
-        | {"layers": len(d.layers)},
+        | {"layers": len(d.layers), "heads": d.shape[1]},
         "settings": {
             "tokens": settings.tokens,
             "samples": d.samples,
