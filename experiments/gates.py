@@ -19,7 +19,7 @@ PLANS = {
     "backcopy": Plan(as_task("backcopy"), tuple(split_arms(ARMS)), (0, 1, 2), (3e-3, 1e-2, 3e-2), 2000),
     "text": Plan(
         as_task("text", preset="tiny", tokenizer="bpe:2048", batch=8, lengths=(1, 2, 4, 8), yarn=True, held_out=256),
-        tuple(split_arms(ON_TEXT)), (0, 1, 2), (2e-3, 6e-3), 2000,
+        tuple(split_arms(ON_TEXT)), (0, 1, 2), (2e-3, 6e-3), 1500,
     ),
     # for a card: not run here
     "gpu": Plan(as_task("text", preset="large", tokenizer="bpe:32768"), tuple(split_arms(ARMS)), (0, 1, 2), (2e-4, 4e-4, 8e-4)),

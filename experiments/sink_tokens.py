@@ -19,7 +19,7 @@ ARMS = "softmax, softmax1, softmax+sink_token"
 WINDOW = 32
 KEPT = (0, 1, 2, 4)
 TASK = as_task("text", preset="tiny", tokenizer="bpe:2048", batch=8, bos=False, held_out=256)
-PLAN = Plan(TASK, tuple(split_arms(ARMS)), (0, 1, 2), (6e-3,), 2000)
+PLAN = Plan(TASK, tuple(split_arms(ARMS)), (0, 1, 2), (6e-3,), 1500)
 
 
 def main() -> None:
