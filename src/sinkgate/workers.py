@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sinkgate.errors import ArgumentError, SinkgateError, WorkerError
 
-__all__ = ["check_workers", "connected", "outcomes", "ray_package", "use_threads"]
+__all__ = ["check_workers", "connected", "outcomes", "ray_package", "settle"]
 
 
 def ray_package() -> Any:
@@ -129,11 +131,15 @@ def outcomes(
     return [found[i] for i in range(len(tasks))]
 
 
-def use_threads(cpus: float) -> None:
-    """Inside a worker: as many threads as CPUs, whatever the environment says; bits depend on their number."""
+def settle(cpus: int, folder: str) -> None:
+    """Inside a worker: as many threads as CPUs, whatever the environment says, for bits depend on their number; and
+    relative names are meant from the caller's folder, if it is there.
+    """
     import torch
 
     torch.set_num_threads(int(cpus))
+    if Path(folder).is_dir():
+        os.chdir(folder)
 
 
 def _line(err: BaseException) -> str:

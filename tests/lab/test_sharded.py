@@ -118,6 +118,8 @@ def compare(a: Path, b: Path) -> None:
 def test_two_processes_are_one_to_rounding(runs: Path) -> None:
     compare(runs / "one", runs / "two")
     compare(runs / "one_other", runs / "two_other")
+    page = " ".join((Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8").split())
+    assert f"every logged number is within {LINE:.0e} (relative) and every parameter within {PARAMETER:.0e} of" in page
     record = json.loads((runs / "two" / "piece.json").read_text())
     assert record["environment"]["processes"] == 2
     alone = json.loads((runs / "one" / "piece.json").read_text())

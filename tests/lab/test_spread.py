@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +71,17 @@ def pieces(folder: Path, task: Any = None) -> list[tuple[Piece, Path]]:
     return [(p, folder / p.key) for p in found]
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As in a worker with one CPU."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
     """But for what a step cost."""
     assert {n: x for n, x in a.items() if n != "cost"} == {n: x for n, x in b.items() if n != "cost"}
@@ -88,13 +102,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_pieces_are_those_of_one_process_to_the_bit(cluster: None, tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        alone_lines: list[Any] = []
+    alone_lines: list[Any] = []
+    with one_thread():
         alone = in_turn(pieces(tmp_path / "a"), "cpu", [lambda piece, line: alone_lines.append((piece, line))])
-    finally:
-        torch.set_num_threads(threads)
     lines: list[Any] = []
     run = ray_runner()
     spread_out = run(pieces(tmp_path / "b"), "cpu", [lambda piece, line: lines.append((piece, line))])
@@ -117,13 +127,14 @@ def test_pieces_are_those_of_one_process_to_the_bit(cluster: None, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_killed_worker_is_begun_again_and_goes_on(cluster: None, tmp_path: Path) -> None:
-    whole = ray_runner()(pieces(tmp_path / "whole"), "cpu", ())
+    with one_thread():
+        whole = in_turn(pieces(tmp_path / "whole"), "cpu", ())
     deaths = tmp_path / "deaths"
     deaths.mkdir()
-    task = Dying(**SMALL, at=7, deaths=str(deaths), lives=2)
+    task = Dying(**SMALL, at=7, deaths=str(deaths), lives=1)
     found = ray_runner(retries=2)(pieces(tmp_path / "killed", task), "cpu", ())
-    assert len(list(deaths.iterdir())) == 2
-    assert sum(r["cost"]["attempts"] - 1 for r in found) == 2
+    assert len(list(deaths.iterdir())) == 1
+    assert sum(r["cost"]["attempts"] - 1 for r in found) == 1
     for a, b in zip(whole, found, strict=True):
         same({**a, "piece": 0}, {**b, "piece": 0})
     timed = [r["cost"]["timed_steps"] for r in found if r["cost"]["attempts"] > 1]
@@ -166,12 +177,8 @@ def test_a_diagnosis_over_workers_is_that_of_one_process_to_the_bit(
     tiny("gemma3").save_pretrained(tmp_path / "model")
     tokenizer(bos=True).save_pretrained(tmp_path / "model")
     texts = [Text(f"text {n}", words(n, n)) for n in (100, 60, 90, 71)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         whole = sg.diagnose(tmp_path / "model", None, texts, tokens=100)
-    finally:
-        torch.set_num_threads(threads)
     calls: list[Any] = []
     found = diagnose_with_ray(
         tmp_path / "model", texts, tokens=100, workers=workers, progress=lambda *call: calls.append(call)
@@ -195,6 +202,25 @@ def test_a_diagnosis_over_workers_is_that_of_one_process_to_the_bit(
         assert isinstance(one, sg.Series)
         assert [d.samples for _, d in one] == [4, 4]
         capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_page_on_scale(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny("llama").save_pretrained(tmp_path / "my-model")
+    tokenizer().save_pretrained(tmp_path / "my-model")
+    calls: list[str] = []
+    run = SimpleNamespace(log=lambda numbers, step: calls.append("log"), finish=lambda: calls.append("finish"))
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **_: run))  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    found = list(re.finditer(r"```python\n(.*?)```", text, re.S))
+    assert len(found) == 4
+    for block in found:
+        lines = text.count("\n", 0, block.start()) + 1
+        exec(compile("\n" * lines + block.group(1), "docs/scale.md", "exec"), names)
+    assert calls == ["log"] * 20 + ["finish"]
+    assert names["piece"] == Piece.from_json(json.loads((tmp_path / "piece.json").read_text()))
 
 
 @pytest.mark.slow

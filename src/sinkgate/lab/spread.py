@@ -15,7 +15,7 @@ from sinkgate.lab.checkpoint import History
 from sinkgate.lab.comparison import Runner
 from sinkgate.lab.pieces import Piece, Progress, run_piece
 from sinkgate.lab.provenance import code_digest
-from sinkgate.workers import check_workers, connected, outcomes, ray_package, use_threads
+from sinkgate.workers import check_workers, connected, outcomes, ray_package, settle
 
 __all__ = ["ray_runner"]
 
@@ -63,16 +63,15 @@ def ray_runner(address: str | None = None, cpus: int = 1, gpus: float = 0, retri
 
         with connected(address, cpus=cpus, gpus=gpus) as ray:
             remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(_run)
-            tasks = [
-                remote.remote(piece, str(folder.resolve()), device, cpus, code_digest()) for piece, folder in pieces
-            ]
+            at, code = str(Path.cwd()), code_digest()
+            tasks = [remote.remote(piece, str(folder.resolve()), device, cpus, code, at) for piece, folder in pieces]
             names = [f"{piece.arm} at learning rate {piece.lr:g}, seed {piece.seed}" for piece, _ in pieces]
             return outcomes(ray, tasks, names, retries=retries, ended=ended)
 
     return run
 
 
-def _run(piece: Piece, folder: str, device: str, cpus: int, code: str) -> dict[str, Any]:
+def _run(piece: Piece, folder: str, device: str, cpus: int, code: str, at: str) -> dict[str, Any]:
     """In the worker."""
     if (mine := code_digest()) != code:
         import socket
@@ -81,7 +80,7 @@ def _run(piece: Piece, folder: str, device: str, cpus: int, code: str) -> dict[s
             f"the worker on {socket.gethostname()} has another sinkgate (code {mine}) than the caller ({code}); install "
             "the same one on every machine"
         )
-    use_threads(cpus)
+    settle(cpus, at)
     return run_piece(piece, folder, device=device)
 
 

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Iterable, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from sinkgate.errors import ArgumentError
@@ -14,7 +15,7 @@ from sinkgate.probe.text import Text, default_texts
 from sinkgate.record import Diagnosis
 from sinkgate.schema import Settings
 from sinkgate.series import Series
-from sinkgate.workers import check_workers, connected, outcomes, use_threads
+from sinkgate.workers import check_workers, connected, outcomes, settle
 
 __all__ = ["diagnose_with_ray"]
 
@@ -86,7 +87,7 @@ def diagnose_with_ray(
         shared = ray.put(texts)  # once for all workers of a machine
         remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(_share)
         of = [(name, k) for name in names for k in range(workers)]
-        tasks = [remote.remote(name, shared, settings, loading, (k, workers), cpus) for name, k in of]
+        tasks = [remote.remote(name, shared, settings, loading, (k, workers), cpus, str(Path.cwd())) for name, k in of]
         ended = 0
 
         def note(_i: int, _found: Any) -> None:
@@ -107,8 +108,8 @@ def diagnose_with_ray(
 
 
 def _share(
-    model: str, texts: Any, settings: Settings, loading: dict[str, Any], share: tuple[int, int], cpus: int
+    model: str, texts: Any, settings: Settings, loading: dict[str, Any], share: tuple[int, int], cpus: int, at: str
 ) -> Diagnosis | None:
     """In the worker."""
-    use_threads(cpus)
+    settle(cpus, at)
     return diagnose_share(model, None, texts, settings, share=share, **loading)
