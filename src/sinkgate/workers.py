@@ -15,7 +15,7 @@ from typing import Any
 
 from sinkgate.errors import ArgumentError, SinkgateError, WorkerError
 
-__all__ = ["check_workers", "connected", "outcomes", "ray_package", "settle"]
+__all__ = ["check_device", "check_workers", "connected", "outcomes", "ray_package", "settle"]
 
 
 def ray_package() -> Any:
@@ -43,6 +43,16 @@ def check_workers(cpus: float, gpus: float, retries: int) -> None:
         raise ArgumentError(f"gpus must be a number of at least 0, got {gpus!r}")
     if type(retries) is not int or retries < 0:
         raise ArgumentError(f"retries must be a whole number of at least 0, got {retries!r}")
+
+
+def check_device(device: str, gpus: float) -> None:
+    """Raise unless a worker with so many GPUs has the device; it sees no others, and numbers them from 0.
+
+    Raises:
+        ArgumentError: it has not.
+    """
+    if device != "cpu" and not (device == "cuda" and gpus):
+        raise ArgumentError(f"in a Ray worker device is cpu, or cuda with gpus above 0; got {device!r} and gpus={gpus}")
 
 
 @contextmanager

@@ -251,7 +251,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with pytest.raises(ArgumentError, match="cuda with gpus above 0; got 'cuda' and gpus=0"):
         ray_runner()(pieces(tmp_path), "cuda", ())
     for wrong, message in (({"workers": 0}, "workers must be"), ({"token": 3}, "no option token; there are tokens"),
-                           ({"device": "cuda"}, "needs gpus above 0"), ({"threshold": 2.0}, "threshold must be")):  # fmt: skip
+                           ({"device": "cuda"}, "cuda with gpus above 0"), ({"device": "cuda:1", "gpus": 1}, "got 'cuda:1' and gpus=1"), ({"threshold": 2.0}, "threshold must be")):  # fmt: skip
         with pytest.raises(ArgumentError, match=message):
             diagnose_with_ray("model", ["text"], **wrong)
     with pytest.raises(ArgumentError, match="give its name or path"):

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sinkgate.errors import ArgumentError, RecordError, UnsupportedError
+from sinkgate.errors import RecordError, UnsupportedError
 from sinkgate.lab.checkpoint import History
 from sinkgate.lab.comparison import Runner
 from sinkgate.lab.pieces import Piece, Progress, run_piece
 from sinkgate.lab.provenance import code_digest
-from sinkgate.workers import check_workers, connected, outcomes, ray_package, settle
+from sinkgate.workers import check_device, check_workers, connected, outcomes, ray_package, settle
 
 __all__ = ["ray_runner"]
 
@@ -47,10 +47,7 @@ def ray_runner(address: str | None = None, cpus: int = 1, gpus: float = 0, retri
     ray_package()
 
     def run(pieces: Sequence[tuple[Piece, Path]], device: str, progress: Sequence[Progress]) -> list[dict[str, Any]]:
-        if device != "cpu" and not (device == "cuda" and gpus):
-            raise ArgumentError(
-                f"in Ray workers device is cpu, or cuda with gpus above 0; got {device!r} and gpus={gpus}"
-            )
+        check_device(device, gpus)
         if not pieces:
             return []
         before = [len(_lines(folder)) for _, folder in pieces]

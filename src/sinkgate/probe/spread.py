@@ -15,7 +15,7 @@ from sinkgate.probe.text import Text, default_texts
 from sinkgate.record import Diagnosis
 from sinkgate.schema import Settings
 from sinkgate.series import Series
-from sinkgate.workers import check_workers, connected, outcomes, settle
+from sinkgate.workers import check_device, check_workers, connected, outcomes, settle
 
 __all__ = ["diagnose_with_ray"]
 
@@ -69,8 +69,7 @@ def diagnose_with_ray(
         raise ArgumentError(f"diagnose_with_ray has no option {', '.join(unknown)}; there are {', '.join(known)}")
     given = {**known, **options}
     settings = Settings(**{n: given[n] for n in _SETTINGS})
-    if given["device"] != "cpu" and not gpus:
-        raise ArgumentError(f"device={given['device']!r} in a Ray worker needs gpus above 0")
+    check_device(given["device"], gpus)
     if texts is None:
         texts = default_texts()
     elif not isinstance(texts, str):
