@@ -29,7 +29,7 @@ FLOORS = {
     "cli": 9, "__main__": 10,
 }  # fmt: skip
 # Beside the floors: what everybody may import, in this order among themselves.
-BESIDE = ["errors", "files", "schema", "record", "storage", "series"]
+BESIDE = ["errors", "files", "schema", "record", "storage", "series", "workers"]
 PLAIN = ("errors", "files")  # no records in them: for every floor
 # A record shows itself (`to_html`, `verdict`, `__str__`), is kept by `storage`; imported when asked, not before.
 UPWARD = {("record", "report"), ("record", "storage"), ("record", "geometry"), ("record", "probe"),

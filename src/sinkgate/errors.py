@@ -15,6 +15,7 @@ __all__ = [
     "SinkgateError",
     "TextError",
     "UnsupportedError",
+    "WorkerError",
 ]
 
 
@@ -50,3 +51,7 @@ class OutputError(SinkgateError):
 
 class RecordError(SinkgateError):
     """A saved record is damaged, of another version, or does not go with another one."""
+
+
+class WorkerError(SinkgateError):
+    """A worker process, or the cluster it is in, cannot be had or was lost again and again."""

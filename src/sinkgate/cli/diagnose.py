@@ -10,10 +10,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sinkgate.errors import OutputError, TextError
+from sinkgate.errors import ArgumentError, OutputError, TextError
 
 __all__ = ["arguments", "run"]
 
@@ -54,6 +55,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     add("--device", default="cpu", help="cpu, cuda, cuda:1, mps or auto")
     add("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    add("--workers", type=int, metavar="N", help="deal the samples out to N Ray workers (pip install 'sinkgate[ray]')")
+    add("--ray", metavar="ADDRESS", help="the Ray cluster of --workers; default: one that is found, or this machine")
     add("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -61,17 +64,16 @@ def run(args: argparse.Namespace) -> int:
     """Do it."""
     texts = read_texts(args.text)
     out = None if args.out is None else writable(Path(args.out))
-    from sinkgate.probe.diagnose import diagnose
     from sinkgate.probe.text import default_texts
     from sinkgate.record import Diagnosis
     from sinkgate.schema import Settings
 
     Settings(threshold=args.threshold)  # refuse before anything is fetched
+    diagnose = _diagnose(args)
     with progress_bar() as progress:
         result = diagnose(
             args.model if len(args.model) > 1 else args.model[0],
-            None,
-            default_texts() if texts is None else texts,
+            texts=default_texts() if texts is None else texts,
             tokens=args.tokens,
             samples=args.samples,
             bos=args.bos,
@@ -101,6 +103,19 @@ def run(args: argparse.Namespace) -> int:
     if out is not None:
         print(f"\nWrote {out / 'report.html'} and the record beside it.", file=sys.stderr)
     return 0
+
+
+def _diagnose(args: argparse.Namespace) -> Any:
+    """In this process, or over workers."""
+    if args.workers is None:
+        if args.ray is not None:
+            raise ArgumentError("--ray is the cluster of --workers N; say how many")
+        from sinkgate.probe.diagnose import diagnose
+
+        return diagnose
+    from sinkgate.probe.spread import diagnose_with_ray
+
+    return partial(diagnose_with_ray, workers=args.workers, address=args.ray, gpus=int(args.device != "cpu"))
 
 
 def summary(d: Any) -> dict[str, Any]:
@@ -191,8 +206,8 @@ def progress_bar() -> Iterator[Any]:
 
     with tqdm(desc="reading", unit="layer", leave=False) as bar:
 
-        def progress(done: int, total: int, _what: str) -> None:
-            bar.total = total
+        def progress(done: int, total: int, what: str) -> None:
+            bar.total, bar.unit = total, what.removesuffix("s")
             bar.update(done - bar.n)
 
         yield progress

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from sinkgate.errors import ArgumentError, NonFiniteError, UnsupportedError
 from sinkgate.files import jsonable
-from sinkgate.lab.checkpoint import History, RunFolder, Snapshot
+from sinkgate.lab.checkpoint import History, Snapshot
 from sinkgate.lab.config import LoopConfig, learning_rate, step_seed
 from sinkgate.lab.spikes import is_spike
+from sinkgate.lab.together import ALONE, Alone, Files
 
 __all__ = ["History", "LoopConfig", "Task", "learning_rate", "step_seed", "train"]
 
@@ -62,6 +63,7 @@ def train(
     resume: bool = False,
     multipliers: dict[str, float | Tensor] | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
+    together: Alone = ALONE,
 ) -> History:
     """Train a task; the caller's random state is as before when this returns or raises.
 
@@ -74,6 +76,7 @@ def train(
         multipliers: of the learning rate, by parameter name: a number or a tensor that broadcasts to the parameter. They
             scale the *update*, weight decay included (Adam forgets the scale of a gradient): 0 freezes.
         progress: called with each step's line when it is in the log.
+        together: with which other processes; see :mod:`sinkgate.lab.sharded`.
 
     Returns:
         The log, from step 0 on.
@@ -99,13 +102,13 @@ def train(
         "parameters": {n: f"{str(p.dtype).removeprefix('torch.')}{list(p.shape)}" for n, p in parameters.items()},
         "multipliers": {n: m if isinstance(m, float) else _fingerprint(m) for n, m in factors.items()},
     }
-    files = None if folder is None else RunFolder(folder, run, resume=resume)
+    files = None if folder is None else together.open(folder, run, resume)
     history = History() if files is None else files.history
     with files or nullcontext(), torch.random.fork_rng(devices=devices):
         if files and files.snapshot:
-            _restore(files.snapshot, task, parameters, optimizer)
+            _restore(files.snapshot, task, parameters, optimizer, together)
         elif files:  # at once, so that a resume never depends on how the task began
-            _save(files, 0, task, parameters, optimizer)
+            _save(files, 0, task, parameters, optimizer, together)
         ended = bool(history.steps) and history.steps[-1].get("done", False)
         for step in range(config.steps if ended else history.final_step + 1, config.steps):
             _seed(step_seed(config.seed, step), devices)
@@ -113,8 +116,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.zero_grad()
-            logged = _gradients(task, config, step)
-            norm = _clip(parameters, config.clip)
+            logged = together.agree(_gradients(task, config, step))
+            norm = _clip(parameters, config.clip, together)
             line = {"step": step, "loss": logged.pop("loss"), "lr": lr, "grad_norm": norm, **logged}
             bad = next((name for name in ("loss", "grad_norm") if not math.isfinite(line[name])), None)
             trouble = None
@@ -142,7 +145,7 @@ def train(
                 )
             last = ended or step + 1 == config.steps
             if files and (last or (config.save_every and (step + 1) % config.save_every == 0)):
-                _save(files, step + 1, task, parameters, optimizer)
+                _save(files, step + 1, task, parameters, optimizer, together)
             if progress is not None:
                 progress(history.steps[-1])
             if ended:
@@ -178,7 +181,7 @@ def _gradients(task: Task, config: LoopConfig, step: int) -> dict[str, float]:
     return logged
 
 
-def _clip(parameters: dict[str, nn.Parameter], clip: float | None) -> float:
+def _clip(parameters: dict[str, nn.Parameter], clip: float | None, together: Alone) -> float:
     """The norm of all gradients together, before they are cut to ``clip``."""
     gradients = [p.grad for p in parameters.values() if p.grad is not None]
     if not gradients:
@@ -186,7 +189,7 @@ def _clip(parameters: dict[str, nn.Parameter], clip: float | None) -> float:
     norm = nn.utils.get_total_norm(gradients, foreach=False)
     if clip is not None:
         nn.utils.clip_grads_with_norm_(parameters.values(), clip, norm, foreach=False)
-    return norm.item()
+    return together.number(norm)
 
 
 @torch.no_grad()
@@ -279,31 +282,41 @@ def _fingerprint(x: Tensor) -> str:
 
 
 def _save(
-    files: RunFolder, step: int, task: Task, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    files: Files,
+    step: int,
+    task: Task,
+    parameters: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    together: Alone,
 ) -> None:
     """The checkpoint after ``step`` steps: ``parameter/NAME``, ``adam.PART/NAME``, ``state/NAME``."""
     tensors: dict[str, Tensor] = {}
     for name, p in parameters.items():
-        if not bool(torch.isfinite(p).all()):  # the checkpoint there is would be the better one
+        if not together.number(torch.isfinite(p).all()):  # the checkpoint there is would be the better one
             raise NonFiniteError(f"parameter {name} is not finite after {step} steps and was not saved; lower lr")
-        tensors |= {f"parameter/{name}": p, **{f"adam.{part}/{name}": x for part, x in optimizer.state[p].items()}}
+        tensors[f"parameter/{name}"] = together.whole(p)
+        tensors |= {f"adam.{part}/{name}": together.whole(x) for part, x in optimizer.state[p].items()}
     state: Callable[[], dict[str, Tensor]] | None = getattr(task, "state", None)
     files.save(step, tensors | {f"state/{name}": x for name, x in (state() if state else {}).items()})
 
 
 @torch.no_grad()
 def _restore(
-    snapshot: Snapshot, task: Task, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    snapshot: Snapshot,
+    task: Task,
+    parameters: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    together: Alone,
 ) -> None:
     kept: dict[str, dict[str, Tensor]] = {}
     for full, tensor in snapshot.tensors.items():
         kind, _, name = full.partition("/")
         kept.setdefault(kind, {})[name] = tensor
     for name, p in parameters.items():
-        p.copy_(kept["parameter"][name])
+        p.copy_(together.share(kept["parameter"][name], p))
         for part in ("step", "exp_avg", "exp_avg_sq"):
             if (x := kept.get(f"adam.{part}", {}).get(name)) is not None:
-                optimizer.state[p][part] = x.to(p.device)  # fused: the count of steps too
+                optimizer.state[p][part] = together.share(x, p)  # fused: the count of steps is there too
     load_state: Callable[[dict[str, Tensor]], None] | None = getattr(task, "load_state", None)
     if load_state is not None:
         load_state(kept.get("state", {}))

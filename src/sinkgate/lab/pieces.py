@@ -20,7 +20,8 @@ from sinkgate.lab.config import LoopConfig
 from sinkgate.lab.loop import History, train
 from sinkgate.lab.provenance import environment
 from sinkgate.lab.tasks import from_json
-from sinkgate.lab.tasks.base import Specification
+from sinkgate.lab.tasks.base import Experiment, Specification
+from sinkgate.lab.together import ALONE, Alone
 
 __all__ = ["Piece", "run_piece", "slug"]
 
@@ -108,17 +109,47 @@ def run_piece(
         OutputError: the folder cannot be written.
     """
     folder = Path(folder)
-    if (kept := _kept(folder, piece)) is not None:
+    kept, attempts = begin(piece, folder)
+    if kept is not None:
         return kept
+    experiment = piece.task.make(piece.arm, piece.seed)
+    experiment.model.to(device)
+    ended = train_piece(piece, experiment, folder, progress=progress)
+    return keep_record(piece, folder, experiment, ended, attempts, _memory(experiment, device), environment(device))
+
+
+def begin(piece: Piece, folder: Path) -> tuple[dict[str, Any] | None, int]:
+    """The record that is there already, or None and which attempt this one is.
+
+    Raises:
+        RecordError: what is in the folder is of another piece.
+        OutputError: the folder cannot be written.
+    """
+    if (kept := _kept(folder, piece)) is not None:
+        return kept, 0
     try:
         (folder / "run").mkdir(parents=True, exist_ok=True)
         with (folder / "attempts").open("a") as f:  # a worker that was lost left its line here
             f.write(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
-        attempts = len((folder / "attempts").read_text().splitlines())
+        return None, len((folder / "attempts").read_text().splitlines())
     except OSError as err:
         raise OutputError(f"cannot write to {folder}: {err.strerror or err}; choose another --out") from err
-    experiment = piece.task.make(piece.arm, piece.seed)
-    experiment.model.to(device)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a piece's training came to: log, divergence, what was found, seconds of each step."""
+
+    history: History
+    diverged: dict[str, Any] | None
+    found: dict[str, Any]
+    times: list[float]
+
+
+def train_piece(
+    piece: Piece, experiment: Experiment, folder: Path, *, progress: Sequence[Progress] = (), together: Alone = ALONE
+) -> Ended:
+    """Train and measure, on from what is in ``folder/run``; a loss that is not finite ends it."""
     times: list[float] = []
     last = time.perf_counter()
 
@@ -131,9 +162,9 @@ def run_piece(
 
     diverged = None
     try:
-        history = train(experiment, piece.loop, folder / "run", resume=True, progress=note)
+        history = train(experiment, piece.loop, folder / "run", resume=True, progress=note, together=together)
     except NonFiniteError as err:
-        history = History.load(folder / "run")
+        history = History.load(folder / "run") if together.first else History()
         diverged = {"step": history.final_step, "why": str(err)}
     found: dict[str, Any] = {"select": {}, "test": {}}
     if diverged is None:
@@ -141,16 +172,29 @@ def run_piece(
             found = {part: experiment.final(part) for part in found}
         except NonFiniteError as err:
             diverged = {"step": history.final_step, "why": str(err)}
-    record = {
+    return Ended(history, diverged, found, times)
+
+
+def keep_record(
+    piece: Piece,
+    folder: Path,
+    experiment: Experiment,
+    ended: Ended,
+    attempts: int,
+    memory: dict[str, Any],
+    where: dict[str, Any],
+) -> dict[str, Any]:
+    """The record of :func:`run_piece`, saved."""
+    history, times = ended.history, ended.times
+    record = jsonable({
         "format": FORMAT, "version": VERSION, "piece": piece.to_json(), "arm": str(piece.arm), "loop": piece.loop.to_json(),
         "parameters": sum(p.numel() for p in experiment.parameters().values()),
         "steps": history.final_step + 1, "ended_early": bool(history.steps[-1].get("done", False)),
-        "diverged": diverged or _unlearned(history), **found, "curve": curve(history), "spikes": history.spikes,
+        "diverged": ended.diverged or _unlearned(history), **ended.found, "curve": curve(history), "spikes": history.spikes,
         "cost": {"seconds_per_step": statistics.median(times) if times else None, "timed_steps": len(times),
-                 "attempts": attempts, "bytes": _memory(experiment, device)},
-        "environment": environment(device),
-    }  # fmt: skip
-    record = jsonable(record)
+                 "attempts": attempts, "bytes": memory},
+        "environment": where,
+    })  # fmt: skip
     save_json(folder / "piece.json", record, indent=None)
     return record
 

@@ -20,7 +20,7 @@ from sinkgate.record import Diagnosis
 from sinkgate.schema import Settings
 from sinkgate.series import Series
 
-__all__ = ["diagnose", "layer_entries", "padded"]
+__all__ = ["diagnose", "diagnose_share", "layer_entries", "padded"]
 
 TRACE_TOKENS = 32  # enough for every check on a model's parts, cheap enough to run several times
 
@@ -96,6 +96,34 @@ def diagnose(
             for one in names
         ]  # fmt: skip
         return Series([str(n) for n in names], [d for d in diagnoses if isinstance(d, Diagnosis)])
+    found = diagnose_share(
+        model, tokenizer, texts, settings, samples=samples, batch_size=batch_size, dtype=dtype, device=device,
+        trust_remote_code=trust_remote_code, name=name, progress=progress,
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def diagnose_share(
+    model: str | nn.Module,
+    tokenizer: Any,
+    texts: Iterable[str | Text] | str | None,
+    settings: Settings,
+    *,
+    samples: int,
+    batch_size: int,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool,
+    name: str | None = None,
+    progress: Progress | None = None,
+    share: tuple[int, int] = (0, 1),
+) -> Diagnosis | None:
+    """:func:`diagnose` of the samples k, k + n, k + 2n, … for ``share=(k, n)``: the n records merge to that of all.
+
+    Returns:
+        The record, or None where there are no more than k samples.
+    """
     source: dict[str, Any] = {}
     if isinstance(model, nn.Module):
         loaded_model = model
@@ -108,13 +136,17 @@ def diagnose(
     if tokenizer is None:
         raise ArgumentError("a loaded model needs its tokenizer: diagnose(model, tokenizer, texts)")
     texts = default_texts() if texts is None else texts
-    parts, bos_sentence = pieces(tokenizer, texts, tokens=tokens, samples=samples, bos=bos)
+    parts, bos_sentence = pieces(tokenizer, texts, tokens=settings.tokens, samples=samples, bos=settings.bos)
+    first, longest = parts[0], max(len(p.ids) for p in parts)  # of all, so that every share says the same of them
+    parts = parts[share[0] :: share[1]]
+    if not parts:
+        return None
     where = compat.input_device(loaded_model)
     if where.type == "mps":
         raise UnsupportedError("mps has no float64, which the sums of a record need; use device='cpu'")
-    anatomy = trace(loaded_model, torch.tensor([parts[0].ids[:TRACE_TOKENS]], device=where))
+    anatomy = trace(loaded_model, torch.tensor([first.ids[:TRACE_TOKENS]], device=where))
     probe = Probe(settings, after_site=_counter(progress, anatomy, -(-len(parts) // batch_size)))
-    reader = Reader(anatomy, probe, stream=detail == "full", writes=detail == "full")
+    reader = Reader(anatomy, probe, stream=settings.detail == "full", writes=settings.detail == "full")
     try:
         with reader.open():
             _run(reader, probe, parts, batch_size, where)
@@ -123,9 +155,9 @@ def diagnose(
     except IndexError as err:
         limit = getattr(compat.config(loaded_model), "max_position_embeddings", None)
         raise ArgumentError(
-            f"the model cannot take {tokens} tokens (it has {limit} positions); use fewer --tokens"
+            f"the model cannot take {settings.tokens} tokens (it has {limit} positions); use fewer --tokens"
         ) from err
-    notes = [*anatomy.notes, *_notes(anatomy, settings, loaded_model, max(len(p.ids) for p in parts))]
+    notes = [*anatomy.notes, *_notes(anatomy, settings, loaded_model, longest)]
     described = _describe(
         loaded_model,
         anatomy,
