@@ -105,7 +105,9 @@ def peak_rss_mb() -> float:
 
 def result(name: str) -> dict[str, Any]:
     """One committed result, of a benchmark or of an experiment."""
-    path = next(path for folder in (RESULTS, EXPERIMENTS) if (path := folder / f"{name}.json").exists())
+    path = next((path for folder in (RESULTS, EXPERIMENTS) if (path := folder / f"{name}.json").exists()), None)
+    if path is None:
+        raise FileNotFoundError(f"there is no result {name!r}")
     return json.loads(path.read_text(encoding="utf-8"))
 
 

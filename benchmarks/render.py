@@ -197,9 +197,23 @@ TABLES: dict[str, Callable[[bool], str]] = {
 }
 
 
+MISSING = "*not measured yet*"
+
+
+def filled(name: str, chinese: bool) -> str:
+    """A table, or that its result is not there yet."""
+    try:
+        return TABLES[name](chinese)
+    except FileNotFoundError:
+        return MISSING
+
+
 def figure(name: str, path: str, form: str) -> str:
     """One number of one result; the path's parts are keys, or places in a list."""
-    value: Any = result(name)
+    try:
+        value: Any = result(name)
+    except FileNotFoundError:
+        return MISSING
     for part in path.split("."):
         value = value[int(part)] if isinstance(value, list) else value[part]
     return format(value, form)
@@ -209,7 +223,7 @@ def rendered(text: str, *, chinese: bool = False) -> str:
     """A document with today's results in it."""
     text = re.sub(
         r"(<!-- table (\w+) -->\n)(?:(?!<!-- table ).)*?(<!-- /table -->)",
-        lambda m: m.group(1) + TABLES[m.group(2)](chinese) + "\n" + m.group(3),
+        lambda m: m.group(1) + filled(m.group(2), chinese) + "\n" + m.group(3),
         text,
         flags=re.S,
     )

@@ -156,6 +156,8 @@ def length(chinese: bool) -> str:
 def _quantization(which: str) -> Callable[[bool], str]:
     def made(chinese: bool) -> str:
         found = result("quantization")
+        if which not in found:
+            raise FileNotFoundError(f"the result of quantization has nothing on {which}")
         rows = []
         for arm, by in found[which].items():
             rows.append([f"`{arm}`", *(plain(entry["rise"], "+.4f") for entry in by.values())])
@@ -176,7 +178,7 @@ def correlations(chinese: bool) -> str:
         "eight_bits": "quantization",
     }
     rows = []
-    for task in ("backcopy", "text"):
+    for task in (name for name in ("backcopy", "text") if name in found):
         for x in ("sink_rate", "first_mass"):
             for y, entry in found[task]["against"][x].items():
                 if entry["rho"] is None:
