@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from sinkgate.errors import ArgumentError
 from sinkgate.lab.arms import Arm
 from sinkgate.lab.config import step_seed
+from sinkgate.lab.head_loss import head_loss
 from sinkgate.lab.tasks.base import whole
 from sinkgate.nn import GatedAttention
 from sinkgate.nn.attention import Seen
@@ -159,9 +160,11 @@ class Decoder(nn.Module):
             ids: t + 1 tokens per row.
             reduction: ``"mean"``: a scalar; ``"none"``: ``[b, t]``.
         """
-        logits = self.head(self.hidden(ids[:, :-1])).flatten(0, 1)
-        losses = F.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction=reduction)
-        return losses if reduction == "mean" else losses.unflatten(0, (ids.shape[0], -1))
+        hidden, targets = self.hidden(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()
+        if reduction == "mean":
+            return head_loss(hidden, self.head.weight, targets)
+        losses = F.cross_entropy(self.head(hidden).float(), targets, reduction=reduction)
+        return losses.unflatten(0, (ids.shape[0], -1))
 
     def hidden(self, ids: Int[Tensor, "b t"], stream: Callable[[Tensor], None] | None = None) -> Float[Tensor, "b t D"]:
         """The last hidden states, normed.
