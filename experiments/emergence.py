@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.comparisons import interval, keep, ran
+from experiments.recipes import SINKING
 from sinkgate.lab.arms import as_arm
 from sinkgate.lab.comparison import Plan
 from sinkgate.lab.comparison_record import Comparison
@@ -23,7 +24,7 @@ DECAYS = (0.0, 0.1, 0.5, 2.0, 5.0)
 # what was tried on natural text; Gu et al. trained on billions of tokens
 TEXT: dict[str, Plan] = {
     "short": Plan(
-        as_task("text", preset="tiny", dim=128, layers=6, heads=4, context=64, tokenizer="bpe:1024", batch=16, watched=8, held_out=64),
+        as_task("text", **SINKING, held_out=64),
         SOFTMAX, (0,), (5e-3,), 20_000,
     ),
     "deep": Plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from experiments.comparisons import interval, keep, of_arms, ran
+from experiments.recipes import SINKING
 from sinkgate.lab.arms import split_arms
 from sinkgate.lab.comparison import Plan
 from sinkgate.lab.tasks import as_task
@@ -18,8 +19,8 @@ ON_TEXT = "softmax, softmax+g1, softmax+g1_head, sink_softmax, softpick"
 PLANS = {
     "backcopy": Plan(as_task("backcopy"), tuple(split_arms(ARMS)), (0, 1, 2), (3e-3, 1e-2, 3e-2), 2000),
     "text": Plan(
-        as_task("text", preset="tiny", tokenizer="bpe:2048", batch=8, lengths=(1, 2, 4, 8), yarn=True, held_out=256),
-        tuple(split_arms(ON_TEXT)), (0, 1, 2), (2e-3, 6e-3), 1500,
+        as_task("text", **SINKING, lengths=(1, 2, 4, 8), yarn=True, held_out=256),
+        tuple(split_arms(ON_TEXT)), (0, 1, 2), (2.5e-3, 5e-3), 2500,
     ),
     # for a card: not run here
     "gpu": Plan(as_task("text", preset="large", tokenizer="bpe:32768"), tuple(split_arms(ARMS)), (0, 1, 2), (2e-4, 4e-4, 8e-4)),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.comparisons import interval, keep, ran
+from experiments.recipes import SINKING
 from experiments.trained import load, losses
 from sinkgate.lab.arms import split_arms
 from sinkgate.lab.comparison import Plan
@@ -16,10 +17,10 @@ from sinkgate.lab.tasks import as_task
 from sinkgate.record import student_interval
 
 ARMS = "softmax, softmax1, softmax+sink_token"
-WINDOW = 32
+WINDOW = 16
 KEPT = (0, 1, 2, 4)
-TASK = as_task("text", preset="tiny", tokenizer="bpe:2048", batch=8, bos=False, held_out=256)
-PLAN = Plan(TASK, tuple(split_arms(ARMS)), (0, 1, 2), (6e-3,), 1500)
+TASK = as_task("text", **SINKING, bos=False, held_out=256)
+PLAN = Plan(TASK, tuple(split_arms(ARMS)), (0, 1, 2), (5e-3,), 2500)
 
 
 def main() -> None:
