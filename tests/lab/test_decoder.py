@@ -88,10 +88,10 @@ def plain(model: Decoder, ids: Tensor) -> Tensor:
         q, k = turned(q), turned(k)
         scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(d)
         y = a.weighting.weights(scores, band(t, t, arm.window, arm.keep)) @ v.repeat_interleave(group, 1)
-        if at == "G1":
-            y = arm.gate.apply(y, a.gate.raw(h))  # type: ignore[union-attr]
         if arm.head_norm:
             y = norm(y, a.head_gain)
+        if at == "G1":
+            y = arm.gate.apply(y, a.gate.raw(h))  # type: ignore[union-attr]
         y = y.transpose(1, 2).flatten(2) @ a.o_proj.weight.T
         x = x + (y * torch.sigmoid(a.gate.raw(h)) if at == "G5" else y)
         h = norm(x, block.mlp_norm.weight)

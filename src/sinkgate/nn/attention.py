@@ -79,7 +79,7 @@ class GatedAttention(nn.Module):
         impl: which implementation.
         qk_norm: RMS-normalise queries and keys per head before the rotation (sigmoid needs it early in training).
         head_norm: RMS-normalise each head's output before the output projection, with a gain per component
-            (arXiv 2605.06611); behind a gate at G1.
+            (arXiv 2605.06611); before a gate at G1, which a norm behind it would undo.
         bias: biases in the four projections.
         learn: names of the weighting's fields to learn; None: z of sink_softmax, nothing else.
     """
@@ -192,19 +192,21 @@ class GatedAttention(nn.Module):
             k, v = cache.update(k, v)
         if self.kv_map is not None:
             k, v = self.kv_map(k, v, mask, document_ids)
-        inside = at == "G1" and not self.gate.gate.additive  # type: ignore[union-attr]
+        inside = at == "G1" and self.head_gain is None and not self.gate.gate.additive  # type: ignore[union-attr]
         if skip_below is not None and not inside:
-            raise ArgumentError("skip_below leaves out what a multiplicative gate at G1 closes; this layer has none")
+            raise ArgumentError(
+                "skip_below leaves out what a multiplicative gate at G1 closes; this layer has none, or a norm before it"
+            )
         found = attention(
             q, k, v, weighting=self.weighting, window=self.window, keep_first=self.keep_first, mask=mask,
             document_ids=document_ids, softcap=self.softcap, impl=self.impl, return_mass=return_mass,
             gate=self.gate.value(x) if inside else None, skip_below=skip_below,  # type: ignore[union-attr]
         )  # fmt: skip
         y, mass = found if return_mass else (found, None)
-        if at == "G1" and not inside:
-            y = self.gate(y, x)  # type: ignore[misc]
         if self.head_gain is not None:
             y = nn.functional.rms_norm(y, (self.head_dim,), eps=EPS) * self.head_gain.to(y.dtype)
+        if at == "G1" and not inside:
+            y = self.gate(y, x)  # type: ignore[misc]
         if self.watcher is not None:
             self.watcher(Seen(self, q, k, v, y, None if self.gate is None else self.gate.value(x)))
         y = self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
