@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -289,6 +290,17 @@ def test_the_loop_is_changed_for_every_arm(tmp_path: Path) -> None:
         compare("backcopy", "softmax, softpick", steps=4, out=tmp_path / "o", resume=True, **TINY)
     with pytest.raises(ArgumentError, match="unknown in a training configuration: colour"):
         compare("backcopy", "softmax", loop_changes={"colour": 1}, out=tmp_path / "p", **TINY)
+
+
+def test_a_piece_leaves_nothing_in_memory(tmp_path: Path) -> None:
+    alive = lambda: sum(1 for x in gc.get_objects() if type(x) is torch.Tensor)  # noqa: E731
+    counts = []
+    for i in range(3):
+        record = run_piece(Piece(as_task("backcopy", **TINY), as_arm("softmax"), 1e-2, i, 3), tmp_path / str(i))
+        assert record["cost"]["bytes"]["activations"] > 0
+        gc.collect()
+        counts.append(alive())
+    assert counts[2] == counts[1]
 
 
 def test_a_full_disk_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

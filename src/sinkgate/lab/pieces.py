@@ -243,8 +243,7 @@ def _memory(experiment: Any, device: str) -> dict[str, int]:
     kept: dict[int, int] = {}
 
     def pack(x: Any) -> Any:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()  # and not x: an output would hold itself
 
     parameters = sum(p.numel() * p.element_size() for p in experiment.parameters().values())
     own = {p.untyped_storage().data_ptr() for p in experiment.parameters().values()}
