@@ -8,6 +8,8 @@ import pytest
 
 from sinkgate.cli import main
 from sinkgate.gate import POSITIONS
+from sinkgate.lab.arms import ADDITIONS
+from sinkgate.lab.tasks import TASKS
 from sinkgate.ops.select import IMPLEMENTATIONS
 from sinkgate.outlet import KINDS
 from sinkgate.weighting import REGISTRY
@@ -16,11 +18,13 @@ from sinkgate.weighting import REGISTRY
 def test_everything_registered_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["weightings", "gates", "outlets", "implementations", "policies", "models"]
+    assert list(found) == ["weightings", "gates", "outlets", "implementations", "policies", "tasks", "arms", "models"]
     assert list(found["weightings"]) == list(REGISTRY)
     assert set(POSITIONS) <= set(found["gates"])
     assert list(found["outlets"]) == list(KINDS)
     assert list(found["implementations"]) == list(IMPLEMENTATIONS)
+    assert list(found["tasks"]) == list(TASKS)
+    assert [f"+ {name}" for name in ADDITIONS] == list(found["arms"])
     assert "smollm2-135m" in found["models"]
     assert all(line for kind in found.values() for line in kind.values())
 

@@ -18,6 +18,7 @@ from ranks import EVERY, KINDS, STEPS, network, train
 
 # Two processes add up their gradients, and a sum of two equal float32 numbers halved is that number again.
 BOUND = 1e-6
+PARAMETER = 1e-5  # a thousandth of a step of 0.01: Adam divides by the gradient, also where it is mostly rounding
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_readings_are_those_of_one_process(kind: str, found: Any) -> None:
         for mine, theirs in zip(alone, lines, strict=True):
             close(mine, theirs)
         for name, p in parameters.items():
-            torch.testing.assert_close(together[name], p, rtol=BOUND, atol=BOUND)
+            torch.testing.assert_close(together[name], p, rtol=0, atol=PARAMETER)
     assert found[kind, True, 0][0] == found[kind, True, 1][0]
     assert found[kind, "file"] == [line for line in found[kind, True, 0][0] if line]  # by rank 0 alone
 
