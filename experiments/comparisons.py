@@ -16,7 +16,7 @@ from sinkgate.record import Interval
 __all__ = ["interval", "keep", "of_arms", "ran"]
 
 
-def ran(name: str, plan: Plan, *, cost_rounds: int = 5) -> Comparison:
+def ran(name: str, plan: Plan, *, cost_rounds: int | None = None) -> Comparison:
     """The comparison, from the cache folder as far as it is there."""
 
     def say(piece: Any, line: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     with _bar() as bar:
         record = compare(
             task, arms, seeds=args.seeds, lrs=_rates(args.lrs), steps=_steps(args.budget, task), sweep=args.sweep_seeds,
-            loop_changes=dict(_setting(text, "--loop") for text in args.loop), out=out, resume=args.resume, device=args.device, runner=_runner(args), cost_rounds=0 if args.no_cost else 5,
+            loop_changes=dict(_setting(text, "--loop") for text in args.loop), out=out, resume=args.resume, device=args.device, runner=_runner(args), cost_rounds=0 if args.no_cost else None,
             progress=[*bar, *loggers],
         )  # fmt: skip
     page = record.to_html(out / "report.html")

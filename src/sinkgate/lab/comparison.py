@@ -19,7 +19,7 @@ from sinkgate.errors import ArgumentError, OutputError, RecordError
 from sinkgate.files import save_json
 from sinkgate.lab.arms import Arm, as_arm, split_arms
 from sinkgate.lab.comparison_record import Comparison
-from sinkgate.lab.cost import cost_per_step
+from sinkgate.lab.cost import TIMED, cost_per_step
 from sinkgate.lab.pieces import Piece, Progress, run_piece
 from sinkgate.lab.provenance import environment
 from sinkgate.lab.tasks import as_task, from_json
@@ -118,7 +118,7 @@ def compare(
     resume: bool = False,
     device: str = "cpu",
     runner: Runner | None = None,
-    cost_rounds: int = 5,
+    cost_rounds: int | None = None,
     progress: Sequence[Progress] = (),
     **settings: Any,
 ) -> Comparison:
@@ -136,7 +136,8 @@ def compare(
         resume: go on in a folder that holds the same plan.
         device: where to train.
         runner: what runs pieces; None: one after the other in this process. ``sinkgate.lab.spread.ray_runner`` is another.
-        cost_rounds: paired rounds in which the time of a step is measured at the end; 0: not.
+        cost_rounds: paired rounds in which the time of a step is measured at the end; 0: not; None: five, or as few as
+            cost 2% of the training, at least one.
         progress: called with (piece, line of the log).
 
     Returns:
@@ -166,7 +167,7 @@ def run_plan(
     resume: bool = False,
     device: str = "cpu",
     runner: Runner | None = None,
-    cost_rounds: int = 5,
+    cost_rounds: int | None = None,
     progress: Sequence[Progress] = (),
 ) -> Comparison:
     """:func:`compare` of a plan."""

@@ -13,9 +13,10 @@ from sinkgate.lab.arms import Arm
 from sinkgate.lab.loop import train
 from sinkgate.lab.tasks.base import Specification
 
-__all__ = ["cost_per_step"]
+__all__ = ["TIMED", "cost_per_step"]
 
 STEPS = 4  # in a round
+TIMED = STEPS + 1  # with the one before the first mark
 
 
 def cost_per_step(
@@ -29,7 +30,7 @@ def cost_per_step(
     for arm in arms:
         experiments[str(arm)] = task.make(arm, seed)
         experiments[str(arm)].model.to(device)
-    config = task.loop(STEPS + 1, None, seed)
+    config = task.loop(TIMED, None, seed)
     quiet = type(config).from_json({**config.to_json(), "evaluate_every": 0, "save_every": 0})
     seconds: dict[str, list[float]] = {name: [] for name in experiments}
     for turn in range(rounds + 1):
