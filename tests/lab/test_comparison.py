@@ -321,3 +321,18 @@ def test_public_names() -> None:
     assert sg.compare is compare
     assert sg.Comparison is Comparison
     assert str(sg.Arm()) == "softmax"
+
+
+def test_timing_the_steps_is_a_small_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("sinkgate.lab.comparison.cost_per_step", lambda *_a, rounds, **_k: asked.append(rounds) or {})
+    for i, steps in enumerate((4, 800, 2000)):
+        monkeypatch.setattr(
+            "sinkgate.lab.comparison.in_turn",
+            lambda pieces, *_, steps=steps: [
+                {"steps": steps, "piece": {"lr": p.lr}, "select": {}, "diverged": None, "arm": str(p.arm)}
+                for p, _ in pieces
+            ],
+        )
+        compare("backcopy", "softmax, softpick", seeds=1, steps=steps, out=tmp_path / str(i), **TINY)
+    assert asked == [1, 3, 5]

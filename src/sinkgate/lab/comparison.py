@@ -195,6 +195,9 @@ def run_plan(
     if kept.exists():
         cost = json.loads(kept.read_text(encoding="utf-8"))
     else:
+        if cost_rounds is None:
+            steps = sum(record["steps"] for record in done.values())
+            cost_rounds = max(1, min(5, round(0.02 * steps / (len(plan.arms) * TIMED))))
         cost = (
             cost_per_step(plan.task, plan.arms, plan.seeds[0], rounds=cost_rounds, device=device) if cost_rounds else {}
         )
