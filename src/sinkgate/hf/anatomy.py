@@ -97,6 +97,7 @@ class _Watch:
         self.autocast: tuple[str, bool, torch.dtype] | None = None  # as it was around the attention calls
 
     def attend(self, function: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Make the call, and note it with what was around it."""
         with KernelLSE() as kernel:
             result = function(module, *args, **kwargs)
         self.time += 1

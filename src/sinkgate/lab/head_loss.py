@@ -20,6 +20,7 @@ ROWS = 256  # tokens at a time: their logits stay in the cache
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        """The loss; both gradients are made on the way, with products in ``dtype`` and sums at least in float32."""
         n = len(hidden)
         w, h = weight.to(dtype), hidden.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
@@ -44,6 +45,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The gradients that are there, times what arrives."""
         into_hidden, into_weight = ctx.saved_tensors
         return into_hidden * grad[0], into_weight * grad[0], None, None
 

@@ -222,6 +222,7 @@ class BackcopyExperiment:
         sinks = self.model.arm.sink_tokens
 
         def see(_layer: int, seen: Seen) -> None:
+            """One layer's heads, put behind those of the layers before."""
             weights = _weights(seen)[..., sinks:, :]
             later = torch.arange(ids.shape[1], device=ids.device) >= 2  # a query that has more than itself to see
             ordinary, marked = (x[:, None].expand(weights.shape[:3]) for x in (~trigger & later, trigger & later))
