@@ -30,6 +30,7 @@ VERBS = {
     "show": "print a saved record, or write its report again; needs no model",
     "merge": "put records of the same model from several texts or processes together",
     "kv": "what a model's key-value cache weighs, under every scheme",
+    "studio": "see records and play with attention in the browser; live work on models of your choice",
     "ls": "list weightings, gates, implementations, cache policies and known models",
 }
 

@@ -34,7 +34,7 @@ def page(title: str, kind: str, charts: Iterable[tuple[str, Chart]], body: str) 
     folder = importlib.resources.files(__package__)
     read = lambda file: folder.joinpath(file).read_text(encoding="utf-8")  # noqa: E731
     parts = {
-        "title": clean(title), "kind": clean(kind), "style": read("page.css") + read("drawn.css"), "script": read("drawn.js"),
+        "title": clean(title), "kind": clean(kind), "style": read("page/page.css") + read("drawn.css"), "script": read("drawn.js"),
         "body": body, "payload": payload, "colophon": "Written by sinkgate. This file loads nothing.",
     }  # fmt: skip
     slots = "|".join(parts)

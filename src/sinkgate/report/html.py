@@ -1,7 +1,7 @@
 """One HTML file from one payload: the page, its style, its script and its data, with nothing to load.
 
-The page's sources lie beside this module (``page.html``, ``page.css``, ``page.js``), so that a server
-can hand out the same ones. Whatever comes from a model or a text is data: it enters as JSON in which
+The pages' sources lie in ``page/``: a style sheet and JavaScript modules, which an import map carries inside the
+document, so that a file and the studio's server show the same ones. Whatever comes from a model or a text is data: it enters as JSON in which
 ``<``, ``>``, ``&`` and every character outside ASCII are escaped, and the script writes it as text only.
 
 >>> render({"version": 1})  # doctest: +ELLIPSIS
@@ -12,6 +12,7 @@ sinkgate.errors.RecordError: the report payload has no 'title'; it needs version
 
 from __future__ import annotations
 
+import functools
 import html
 import importlib.resources
 import json
@@ -19,12 +20,14 @@ import math
 import numbers
 import re
 import unicodedata
+import urllib.parse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sinkgate.errors import RecordError
 
-__all__ = ["PAYLOAD_VERSION", "render", "render_frame"]
+__all__ = ["PAYLOAD_VERSION", "Entry", "check", "document", "in_script", "page_sources", "render", "render_frame"]
 
 PAYLOAD_VERSION = 1
 
@@ -52,8 +55,25 @@ _SERIES = ("names", "first_token_mass", "null", "sink_rate", "lo", "hi")
 _SCALES = ("log", "linear", "diverging", "category")
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One record as the pages take it.
+
+    Attributes:
+        id: how the address names it.
+        kind: "diagnosis", "comparison", "stream" or "effects".
+        name: as it is shown.
+        payload: what its page draws; None when a server is asked for it.
+    """
+
+    id: str
+    kind: str
+    name: str
+    payload: Mapping[str, Any] | None
+
+
 def render(payload: Mapping[str, Any]) -> str:
-    """Return the whole report as one HTML document that works from a file and requests nothing.
+    """Return the whole report of a diagnosis as one HTML document that works from a file and requests nothing.
 
     Numbers are rounded to five significant digits; NaN and infinity become null, which the page shows as
     "not measurable". The same payload always gives the same text.
@@ -61,17 +81,67 @@ def render(payload: Mapping[str, Any]) -> str:
     Raises:
         RecordError: the payload lacks a key, is of another version, or holds something JSON cannot.
     """
-    _check(payload)
-    data = json.dumps(_plain(payload, "payload"), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    check(payload)
+    return document([Entry("0", "diagnosis", str(payload["model"]["name"]), payload)], title=str(payload["title"]))
+
+
+def document(records: Sequence[Entry], *, title: str, live: Mapping[str, Any] | None = None) -> str:
+    """Return the pages over some records as one HTML document.
+
+    Args:
+        records: what the pages show.
+        title: of the window, plain text.
+        live: what the studio's server can do; None in a file, which may ask nobody.
+
+    Raises:
+        RecordError: a payload holds something JSON cannot.
+    """
+    entries = [{"id": e.id, "kind": e.kind, "name": e.name, "payload": e.payload} for e in records]
+    parts = {
+        "title": _title(title),
+        "style": _source("page.css"),
+        "connect": "'none'" if live is None else "'self'",
+        "modules": _modules(),
+        "payload": in_script({"records": entries, "live": live}),
+    }
+    # One pass, so that a slot's name inside the data stays data.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _source("page.html"))
+
+
+def in_script(value: Any) -> str:
+    """`value` as JSON that can stand inside a script element."""
+    data = json.dumps(_plain(value, "payload"), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
-    folder = importlib.resources.files(__package__)
-    style, script, page = (
-        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html")
-    )
-    parts = {"title": _title(str(payload["title"])), "style": style, "payload": data, "script": script}
-    # One pass, so that a slot's name inside the data stays data.
-    return re.sub(r"\{\{(title|style|payload|script)\}\}", lambda match: parts[match[1]], page)
+    return data
+
+
+def page_sources() -> dict[str, str]:
+    """The modules of the pages by their names: ``sinkgate/lib/text.js`` and so on."""
+    found: dict[str, str] = {}
+    folders = [(importlib.resources.files(__package__).joinpath("page"), "sinkgate/")]
+    while folders:
+        folder, prefix = folders.pop()
+        for item in folder.iterdir():
+            if item.is_dir():
+                folders.append((item, f"{prefix}{item.name}/"))
+            elif item.name.endswith(".js"):
+                found[prefix + item.name] = item.read_text(encoding="utf-8")
+    return dict(sorted(found.items()))
+
+
+@functools.cache
+def _modules() -> str:
+    """The import map: every module under its name, as an address that holds the module itself."""
+    imports = {
+        name: "data:text/javascript;charset=utf-8," + urllib.parse.quote(text, safe=" !*'(),;:@$=+/?[]{}|^`~-_.")
+        for name, text in page_sources().items()
+    }
+    return in_script({"imports": imports})
+
+
+def _source(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 
 def render_frame(payload: Mapping[str, Any], height: int = 760) -> str:
@@ -121,7 +191,7 @@ def _token(text: str) -> Any:
     return text if len(text) <= _TOKEN_LIMIT else {"text": text[:_TOKEN_LIMIT], "length": len(text)}
 
 
-def _check(payload: Mapping[str, Any]) -> None:
+def check(payload: Mapping[str, Any]) -> None:
     """Refuse a payload whose shape the page cannot draw, naming the first thing that is wrong."""
     _need(payload, _TOP, "the report payload")
     if payload["version"] != PAYLOAD_VERSION:

@@ -1,0 +1,87 @@
+// Page 1: one record of a model. Each draw* function fills an element from (payload, state) and keeps nothing.
+
+import { h, tip, watch } from "sinkgate/lib/dom.js";
+import { t } from "sinkgate/lib/language.js";
+import { among, index } from "sinkgate/lib/state.js";
+import { drawGlossary } from "sinkgate/model/glossary.js";
+import { drawHead } from "sinkgate/model/head.js";
+import { drawHeader } from "sinkgate/model/header.js";
+import { drawMap, drawMetric, ranked } from "sinkgate/model/map.js";
+import { drawLayers, drawResidual, drawSeries, drawSinks } from "sinkgate/model/sections.js";
+import { drawStrip } from "sinkgate/model/strip.js";
+import "sinkgate/model/zh.js";
+
+const SECTIONS = () => [
+  ["map", t("Layers × heads")], ["text", t("The text, shaded by what each token receives")], ["sinks", t("Sinks, and how the count depends on the threshold")],
+  ["stream", t("The residual stream by layer")], ["series", t("Across the series")], ["layers", t("What each layer allowed to be measured")], ["reading", t("How to read this")],
+];
+
+function go(el, id) {
+  const section = el.querySelector(`#${id}`), title = section?.querySelector("h2, h3");
+  if (id === "reading") section.querySelector("details").open = true;
+  section?.scrollIntoView({ block: "start" });
+  title?.focus({ preventScroll: true });
+}
+
+function build(el, payload) {
+  const section = ([id, title]) => h("section", { id, "aria-labelledby": `${id}-h`, class: id === "map" ? "bench" : null },
+    id === "map"
+      ? [h("div", { class: "map-col" }, h("h2", { id: "map-h", tabindex: -1 }, title), h("div", { id: "metric" }), h("div", { id: "grid" })),
+        h("div", { class: "head-col", id: "panel", role: "region", "aria-labelledby": "panel-h" })]
+      : [h("h2", { id: `${id}-h`, tabindex: -1 }, title), h("div", { class: "inside" })]);
+  const shown = SECTIONS().filter(([id]) => id !== "series" || payload.series?.names?.length);
+  el.replaceChildren(h("div", { id: "head" }), h("nav", { class: "contents", id: "contents", "aria-label": t("Sections") }), ...shown.map(section));
+  const at = (id) => el.querySelector(`#${id} > .inside`);
+  drawHeader(el.querySelector("#head"), payload);
+  drawStrip(at("text"), payload);
+  drawSinks(at("sinks"), payload);
+  drawResidual(at("stream"), payload);
+  drawLayers(at("layers"), payload);
+  if (at("series")) drawSeries(at("series"), payload);
+  drawGlossary(at("reading"));
+  const short = { map: t("Map"), panel: t("Head"), text: t("Text"), sinks: t("Sinks"), stream: t("Residual stream"), series: t("Series"), layers: t("Layers"), reading: t("How to read this") };
+  const links = ["map", "panel", ...shown.map(([id]) => id).slice(1)];
+  el.querySelector("#contents").replaceChildren(...links.map((id) => h("button", { type: "button", click: () => go(el, id) }, short[id])));
+  el.querySelector("#map").classList.toggle("side", payload.model.heads <= 16);
+}
+
+export const model = {
+  id: "model",
+  title: () => t("Model"),
+  kind: "diagnosis",
+  keys: ["metric", "layer", "head"],
+
+  /** The state that the address asks for, with what it leaves out or gets wrong filled in. */
+  read(asked, context) {
+    const payload = context.payload;
+    const { layers, heads } = payload.model, [, l, k] = ranked(payload, payload.metrics[0])[0] ?? [null, 0, 0];
+    const chosen = asked.has("layer") || asked.has("head");
+    return {
+      metric: among(asked.get("metric"), payload.metrics.map((m) => m.id), payload.metrics[0].id),
+      layer: index(asked.get("layer"), layers, chosen ? 0 : l), head: index(asked.get("head"), heads, chosen ? 0 : k),
+    };
+  },
+
+  build(el, context) {
+    build(el, context.payload);
+    const redraw = () => { const grid = el.querySelector("#grid"); if (grid) drawMap(grid, context.payload, context.state()); };
+    watch(el.querySelector("#grid"), redraw);
+  },
+
+  draw(el, context, state, change = {}) {
+    const at = (id) => el.querySelector(`#${id}`), payload = context.payload;
+    drawMetric(at("metric"), payload, state);
+    drawMap(at("grid"), payload, state);
+    drawHead(at("panel"), payload, state);
+    const column = el.querySelector(".map-col");
+    column.classList.toggle("fits", column.offsetHeight < innerHeight - 24);
+    const { open, pick } = change;
+    if (pick !== undefined) at("panel").querySelectorAll("select")[pick].focus();
+    const below = at("panel").getBoundingClientRect().top > innerHeight * 0.6;
+    if (open === "focus" || (open === "look" && below)) {
+      if (below || at("panel").getBoundingClientRect().top < 0) at("panel").scrollIntoView({ block: "start" });
+      tip(null);
+    }
+    if (open === "focus") at("panel-h").focus({ preventScroll: true });
+  },
+};

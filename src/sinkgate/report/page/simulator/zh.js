@@ -1,0 +1,5 @@
+import { learn } from "sinkgate/lib/language.js";
+
+learn("zh", {
+  "Simulator": "模拟器",
+});

@@ -1,0 +1,21 @@
+"""From any record to what its page draws: one function for each kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["payload_of"]
+
+
+def payload_of(record: Any) -> dict[str, Any]:
+    """The payload of a record's page, in plain JSON types."""
+    from sinkgate.record import Diagnosis
+
+    if isinstance(record, Diagnosis):
+        from sinkgate.report.payload import payload
+
+        return payload(record)
+    from sinkgate.files import jsonable
+
+    found: dict[str, Any] = jsonable(record.to_json())
+    return found

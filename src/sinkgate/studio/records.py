@@ -1,0 +1,99 @@
+"""The records that a studio shows: found once, read when asked for, refused with a line when they are not sound."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sinkgate.errors import RecordError
+from sinkgate.report.html import Entry
+
+__all__ = ["Shelf"]
+
+_KINDS = {
+    "sinkgate.diagnosis": "diagnosis",
+    "sinkgate.comparison": "comparison",
+    "sinkgate.stream": "stream",
+    "sinkgate.recall_run": "recall",
+}
+
+
+class Shelf:
+    """Records by a short name of their own; nothing outside the paths that were given can be asked for.
+
+    Args:
+        paths: folders that hold records (one level deep is looked at), or a record's file.
+
+    Raises:
+        RecordError: a path is not there, or holds no record.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths: dict[str, tuple[str, str, Path]] = {}
+        for path in paths:
+            found = list(_found(Path(path)))
+            if not found:
+                raise RecordError(f"{path} holds no record; give a folder that sinkgate wrote, or its record.json")
+            for kind, file in found:
+                self._paths[str(len(self._paths))] = (kind, file.parent.name or str(file), file)
+        self.payload = functools.lru_cache(maxsize=32)(self._payload)
+
+    def entries(self) -> list[Entry]:
+        """What there is, without payloads."""
+        return [Entry(ident, kind, name, None) for ident, (kind, name, _) in self._paths.items()]
+
+    def record(self, ident: str) -> Any:
+        """The record itself.
+
+        Raises:
+            RecordError: there is none of that name, or it is not sound.
+        """
+        if ident not in self._paths:
+            raise RecordError(f"there is no record {ident[:40]!r} here")
+        return _open(*self._paths[ident][::2])
+
+    def _payload(self, ident: str) -> bytes:
+        from sinkgate.report.html import in_script
+        from sinkgate.report.payloads import payload_of
+
+        return in_script(payload_of(self.record(ident))).encode()
+
+
+def _found(path: Path) -> Iterable[tuple[str, Path]]:
+    if not path.exists():
+        raise RecordError(f"{path} is not there; give a folder that sinkgate wrote, or its record.json")
+    folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
+    for file in (
+        [path] if path.is_file() else [f / n for f in folders for n in ("record.json", "stream.json", "recall.json")]
+    ):
+        if file.is_file() and (kind := _KINDS.get(_format(file) or "")):
+            yield kind, file
+
+
+def _format(path: Path) -> str | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data.get("format") if isinstance(data, dict) else None
+
+
+def _open(kind: str, path: Path) -> Any:
+    if kind == "diagnosis":
+        from sinkgate.record import Diagnosis
+
+        return Diagnosis.load(path)
+    if kind == "comparison":
+        from sinkgate.lab.comparison_record import Comparison
+
+        return Comparison.load(path)
+    if kind == "stream":
+        from sinkgate.evaluate.stream_record import StreamRecord
+
+        return StreamRecord.load(path)
+    from sinkgate.evaluate.recall_record import RecallRun
+
+    return RecallRun.load(path)
