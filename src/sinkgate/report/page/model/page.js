@@ -3,6 +3,7 @@
 import { h, tip, watch } from "sinkgate/lib/dom.js";
 import { t } from "sinkgate/lib/language.js";
 import { among, index } from "sinkgate/lib/state.js";
+import { attentionKeys, drawAttention, readAttention } from "sinkgate/model/attention.js";
 import { drawGlossary } from "sinkgate/model/glossary.js";
 import { drawHead } from "sinkgate/model/head.js";
 import { drawHeader } from "sinkgate/model/header.js";
@@ -49,7 +50,7 @@ export const model = {
   id: "model",
   title: () => t("Model"),
   kind: "diagnosis",
-  keys: ["metric", "layer", "head"],
+  keys: ["metric", "layer", "head", ...attentionKeys],
 
   /** The state that the address asks for, with what it leaves out or gets wrong filled in. */
   read(asked, context) {
@@ -58,6 +59,7 @@ export const model = {
     const chosen = asked.has("layer") || asked.has("head");
     return {
       metric: among(asked.get("metric"), payload.metrics.map((m) => m.id), payload.metrics[0].id),
+      ...readAttention(asked),
       layer: index(asked.get("layer"), layers, chosen ? 0 : l), head: index(asked.get("head"), heads, chosen ? 0 : k),
     };
   },
@@ -73,6 +75,7 @@ export const model = {
     drawMetric(at("metric"), payload, state);
     drawMap(at("grid"), payload, state);
     drawHead(at("panel"), payload, state);
+    drawAttention(at("panel"), context, state);
     const column = el.querySelector(".map-col");
     column.classList.toggle("fits", column.offsetHeight < innerHeight - 24);
     const { open, pick } = change;
