@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sinkgate.errors import RecordError
 from sinkgate.report.html import Entry
+from sinkgate.report.pages import FILES, KINDS, format_of, open_record
 
 __all__ = ["Shelf"]
-
-_KINDS = {
-    "sinkgate.diagnosis": "diagnosis",
-    "sinkgate.comparison": "comparison",
-    "sinkgate.stream": "stream",
-    "sinkgate.recall_run": "recall",
-}
 
 
 class Shelf:
@@ -53,7 +46,7 @@ class Shelf:
         """
         if ident not in self._paths:
             raise RecordError(f"there is no record {ident[:40]!r} here")
-        return _open(*self._paths[ident][::2])
+        return open_record(self._paths[ident][2])
 
     def _payload(self, ident: str) -> bytes:
         from sinkgate.report.html import in_script
@@ -66,34 +59,6 @@ def _found(path: Path) -> Iterable[tuple[str, Path]]:
     if not path.exists():
         raise RecordError(f"{path} is not there; give a folder that sinkgate wrote, or its record.json")
     folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
-    for file in (
-        [path] if path.is_file() else [f / n for f in folders for n in ("record.json", "stream.json", "recall.json")]
-    ):
-        if file.is_file() and (kind := _KINDS.get(_format(file) or "")):
+    for file in [path] if path.is_file() else [f / name for f in folders for name in FILES]:
+        if file.is_file() and (kind := KINDS.get(format_of(file) or "")):
             yield kind, file
-
-
-def _format(path: Path) -> str | None:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data.get("format") if isinstance(data, dict) else None
-
-
-def _open(kind: str, path: Path) -> Any:
-    if kind == "diagnosis":
-        from sinkgate.record import Diagnosis
-
-        return Diagnosis.load(path)
-    if kind == "comparison":
-        from sinkgate.lab.comparison_record import Comparison
-
-        return Comparison.load(path)
-    if kind == "stream":
-        from sinkgate.evaluate.stream_record import StreamRecord
-
-        return StreamRecord.load(path)
-    from sinkgate.evaluate.recall_record import RecallRun
-
-    return RecallRun.load(path)

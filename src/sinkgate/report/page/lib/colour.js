@@ -1,4 +1,5 @@
 import { s } from "sinkgate/lib/dom.js";
+import { t } from "sinkgate/lib/language.js";
 import { clean, number } from "sinkgate/lib/text.js";
 
 export const VIRIDIS = ["#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26", "#fde725"];
@@ -12,7 +13,7 @@ export const KINDS = {
   specific: ["#009e73", "K"], none: ["none", ""], unmeasured: ["hatch", ""],
 };
 export const SPARE = ["#cc79a7", "#f0e442", "#8c6d31", "#7570b3"];
-export const WARNING = "Brightness is not importance: a key holding 90% whose value is near zero writes almost nothing. See “sink write ratio”.";
+export const warning = () => t("Brightness is not importance: a key holding 90% whose value is near zero writes almost nothing. See “sink write ratio”.");
 export const massLike = (metric) => metric.scale !== "category" && /mass|excess|margin|other.key|sink.rate/i.test(`${metric.id} ${metric.label}`);
 export const aboutWrites = (metric) => /write/i.test(`${metric.id} ${metric.label}`);
 
