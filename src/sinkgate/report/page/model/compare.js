@@ -76,7 +76,7 @@ function mapsOf(a, b, state, names) {
   if (size(a) !== size(b)) return [h("p", { class: "refused" }, t("Their maps cannot be laid over each other: A has {a} heads (layers × heads), B has {b}. Choose two records of one shape.", { a: size(a), b: size(b) }))];
   if (metric.absent || !twin) return [h("p", { class: "refused" }, t("“{label}” is not in both records; choose another quantity on the map.", { label: labelOf(metric) }))];
   const dark = isDark(state), scale = { lo: Math.min(metric.lo, twin.lo), hi: Math.max(metric.hi, twin.hi) };
-  const both = [{ ...metric, ...scale }, { ...twin, ...scale }], delta = differenceMetric(metric, twin), title = t("{label}: B − A", { label: labelOf(metric) });
+  const both = [{ ...metric, ...scale }, { ...twin, ...scale }], delta = differenceMetric(metric, twin), title = t(metric.scale === "log" ? "{label}: log₂ of B / A" : "{label}: B − A", { label: labelOf(metric) });
   const csv = (each) => () => [[t("layer"), ...each.values[0].map((_, k) => t("head {k}", { k }))], ...each.values.map((row, l) => [l, ...row])];
   const one = (each, payload, name, file) => figure({ title: name, name: `compare-${file}-${metric.id}`, about: labelOf(metric), data: csv(each),
     draw: (width) => smallMap(width, payload, each, dark, t("{label} of {name}, by layer and head", { label: labelOf(metric), name })) });
@@ -110,7 +110,7 @@ function summaryTable(a, b) {
     let x = row.values, y = paired ? a.summary.ids.map((id) => twin.values[at.get(id)]) : twin.values;
     const keep = paired ? x.map((v, i) => number(v) && number(y[i])) : null;
     [x, y] = keep ? [x.filter((_, i) => keep[i]), y.filter((_, i) => keep[i])] : [x.filter(number), y.filter(number)];
-    if (!x.length || !y.length) return [];
+    if (!x.length || !y.length || [...x, ...y].every((v) => v === 0)) return [];
     const mean = (v) => v.reduce((sum, each) => sum + each, 0) / v.length;
     return [{ label: clean(t(row.label)), unit: row.unit, a: mean(x), b: mean(y), d: difference(x, y, paired) }];
   });

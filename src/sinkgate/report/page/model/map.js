@@ -45,12 +45,17 @@ export function drawMap(el, payload, state) {
   const W = Math.ceil(X(heads - 1) + cw + 4), H = Y(layers) + 4;
   const [id, defs] = hatch();
   const everyX = cw < 18 ? (heads > 40 ? 8 : 4) : 1, everyY = ch < 13 ? 5 : 1;
+  // Thousands of cells: one is made and copied, and their names for a screen reader follow when there is time.
+  const model = s("rect", { class: "cell", role: "gridcell", tabindex: -1, width: cw - air, height: ch - air });
   const rows = payload.layers.map((layer, l) => s("g", { role: "row" },
     metric.values[l].map((value, k) => {
-      const shade = colour(metric, value, dark), rect = { x: X(k) + air / 2, y: Y(l) + air / 2, width: cw - air, height: ch - air };
-      const blank = shade === null || shade === "hatch", hollow = shade === "none";
-      const cell = s("rect", { ...rect, class: `cell${hollow ? " cellframe" : ""}`, fill: blank ? `url(#${id})` : hollow ? "transparent" : shade, role: "gridcell", tabindex: -1,
-        "data-l": l, "data-k": k, "pointer-events": "all", "aria-label": cellLines(payload, metric, l, k).join(", ") });
+      const shade = colour(metric, value, dark), blank = shade === null || shade === "hatch", hollow = shade === "none", cell = model.cloneNode();
+      cell.setAttribute("x", X(k) + air / 2);
+      cell.setAttribute("y", Y(l) + air / 2);
+      cell.setAttribute("fill", blank ? `url(#${id})` : hollow ? "transparent" : shade);
+      cell.setAttribute("data-l", l);
+      cell.setAttribute("data-k", k);
+      if (hollow) cell.classList.add("cellframe");
       const letter = metric.scale === "category" && !blank && cw >= 14 ? kindOf(metric, value)[1] : "";
       return letter ? [cell, s("text", { x: X(k) + cw / 2, y: Y(l) + ch / 2 + 4, "text-anchor": "middle", "pointer-events": "none", "aria-hidden": true, style: `fill:${ink(shade)};font-size:${Math.min(11, ch - 4)}px` }, letter)] : cell;
     })));
@@ -87,6 +92,7 @@ export function drawMap(el, payload, state) {
   svg.addEventListener("click", (event) => { if (at(event.target)) open(event.target, "look"); });
   svg.addEventListener("focusin", (event) => {
     if (!at(event.target)) return;
+    nameCell(event.target, payload, metric);
     svg.querySelector('.cell[tabindex="0"]')?.setAttribute("tabindex", -1);
     event.target.setAttribute("tabindex", 0);
     // The layer labels stay in place and would cover a cell that scrolled in from the left.
@@ -118,12 +124,30 @@ export function drawMap(el, payload, state) {
     cellAt(svg, Math.min(Math.max(l, 0), layers - 1), Math.min(Math.max(k, 0), heads - 1)).focus();
   });
   markMap(el, state);
+  nameCells(rows, payload, metric);
   rest(el, payload, metric);
   scroll.scrollLeft = Math.max(0, X(state.head) - left - (el.clientWidth - left) / 2);
   if (had) cellAt(svg, state.layer, state.head)?.focus();
 }
 
-export const cellAt = (el, l, k) => el.querySelector(`.cell[data-l="${l}"][data-k="${k}"]`);
+const later = globalThis.requestIdleCallback ?? ((work) => setTimeout(() => work({ timeRemaining: () => 8 }), 30));
+const nameCell = (cell, payload, metric) => { if (!cell.hasAttribute("aria-label")) cell.setAttribute("aria-label", cellLines(payload, metric, +cell.dataset.l, +cell.dataset.k).join(", ")); };
+
+/** Give every cell its name, a row at a time, while nothing else is to be done. */
+function nameCells(rows, payload, metric) {
+  let at = 0;
+  const work = (time) => {
+    do {
+      if (!rows[at]?.isConnected) return;
+      for (const cell of rows[at].querySelectorAll(".cell")) nameCell(cell, payload, metric);
+      at += 1;
+    } while (time.timeRemaining() > 2);
+    later(work);
+  };
+  later(work);
+}
+
+export const cellAt = (el, l, k) => [...(el.querySelectorAll('[role="row"]')[l]?.children ?? [])].filter((cell) => cell.classList.contains("cell"))[k];
 
 export function frame(ring, cell, out) {
   for (const key of ["x", "y"]) ring.setAttribute(key, +cell.getAttribute(key) - out);
@@ -133,8 +157,10 @@ export function frame(ring, cell, out) {
 export function markMap(el, state) {
   const cell = cellAt(el, state.layer, state.head);
   if (!cell) return;
-  el.querySelectorAll('.cell[aria-selected="true"]').forEach((old) => old.removeAttribute("aria-selected"));
-  el.querySelectorAll('.cell[tabindex="0"]').forEach((old) => old.setAttribute("tabindex", -1));
+  for (const old of el.querySelectorAll('.cell[aria-selected="true"], .cell[tabindex="0"]')) {
+    old.removeAttribute("aria-selected");
+    old.setAttribute("tabindex", -1);
+  }
   cell.setAttribute("aria-selected", "true");
   cell.setAttribute("tabindex", 0);
   frame(el.querySelector(".ring.halo"), cell, 1);

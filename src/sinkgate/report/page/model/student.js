@@ -53,6 +53,7 @@ export function difference(a, b, paired) {
     error = Math.sqrt(x + y);
     df = (x + y) ** 2 / (x ** 2 / (a.length - 1) + y ** 2 / (b.length - 1)) || 1;
   }
-  const half = error ? studentQuantile(df) * error : 0;
+  // Equal numbers differ by rounding alone.
+  const half = error > 1e-12 * (Math.abs(mean(a)) + Math.abs(mean(b))) ? studentQuantile(df) * error : 0;
   return { ...found, low: found.mean - half, high: found.mean + half };
 }

@@ -61,7 +61,7 @@ learn("zh", {
   // Two records
   "Record": "记录", "Compare with": "与之比较", "Swap": "对调", "A is “{a}”, B is “{b}”; differences are B − A.": "A 是“{a}”，B 是“{b}”；差值为 B − A。", "Both have the same weights.": "两者的模型权重相同。", "Their weights differ.": "两者的模型权重不同。",
   "Their maps cannot be laid over each other: A has {a} heads (layers × heads), B has {b}. Choose two records of one shape.": "两张图无法叠放：A 有 {a} 个头（层 × 头），B 有 {b}。请选两份形状相同的记录。",
-  "“{label}” is not in both records; choose another quantity on the map.": "“{label}”并非两份记录都有；请在图上换一个量。", "{label}: B − A": "{label}：B − A", "{label} of {name}, by layer and head": "{name} 的{label}，按层与头排列",
+  "“{label}” is not in both records; choose another quantity on the map.": "“{label}”并非两份记录都有；请在图上换一个量。", "{label}: B − A": "{label}：B − A", "{label}: log₂ of B / A": "{label}：B / A 的 log₂", "{label} of {name}, by layer and head": "{name} 的{label}，按层与头排列",
   "{n} of {all} heads changed their kind; their cells are filled.": "{all} 个头中有 {n} 个改变了类型；其方格为实心。", "A: {name}": "A：{name}", "B: {name}": "B：{name}", "the same": "相同", "changed": "改变",
   "Heads that differ most": "差别最大的头", "No head differs.": "没有头不同。", "log₂ of B / A": "B / A 的 log₂", "A record that keeps no numbers by sample has no table of differences.": "记录若不按样本保存数值，就没有差值表。",
   "Both read the same {n} samples: intervals are Student’s, 95%, of the differences in pairs.": "两者读的是同样 {n} 个样本：区间为成对差值的学生氏 95% 区间。",
