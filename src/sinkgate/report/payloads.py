@@ -15,6 +15,12 @@ def payload_of(record: Any) -> dict[str, Any]:
         from sinkgate.report.payload import payload
 
         return payload(record)
+    from sinkgate.lab.comparison_record import Comparison
+
+    if isinstance(record, Comparison):
+        from sinkgate.report.lab_payload import lab_payload
+
+        return lab_payload(record)
     from sinkgate.files import jsonable
 
     found: dict[str, Any] = jsonable(record.to_json())
