@@ -19,11 +19,11 @@ function positions(spec, other) {
   return { count: most - spec.lo, value: (i) => spec.lo + i, at: (v) => Math.min(most, v) - spec.lo };
 }
 
-/** A slider and a field; `set({id: value})` is called with what is chosen. */
+/** A slider and a field; `set({id: value}, moved)` is called with what is chosen, and whether by the slider. */
 export function numberControl(spec, label, set) {
   const id = `kv-${spec.id}`, said = h("span", { class: "kv-wrong", id: `${id}-wrong`, hidden: true });
   let scale = positions(spec);
-  const slider = h("input", { type: "range", min: 0, max: scale.count, step: 1, "aria-label": label, input: () => { clear(); set({ [spec.id]: scale.value(+slider.value) }); } });
+  const slider = h("input", { type: "range", min: 0, max: scale.count, step: 1, "aria-label": label, input: () => { clear(); set({ [spec.id]: scale.value(+slider.value) }, true); } });
   const field = h("input", { type: "text", inputmode: "numeric", id, autocomplete: "off", size: 8, "aria-describedby": said.id, input: () => take(), change: () => { if (take()) field.value = String(current); } });
   let current = spec.usual;
   const clear = () => { said.hidden = true; field.removeAttribute("aria-invalid"); };

@@ -19,7 +19,13 @@ let choice = usual(), controls = new Map(), parts = null, waiting = 0, shown = "
 
 function build(el, context) {
   controls = new Map();
-  const set = (change) => { choice = { ...choice, ...change }; paint(); later(el); };
+  const set = (change, moved) => {
+    choice = { ...choice, ...change };
+    if (moved && change.heads) while (choice.heads % choice.kv_heads) choice.kv_heads -= 1; // a slider passes over what is impossible
+    if (moved && change.layers) choice.sliding_layers = Math.min(choice.sliding_layers, choice.layers);
+    paint();
+    later(el);
+  };
   const control = (id) => { const made = numberControl(SPECS[id], labelOf(id), set); controls.set(id, made); return made.box; };
   const mla = pickControl("mla", labelOf("mla"), [[0, t("keys and values of its heads")], [1, t("one latent for all heads (MLA)")]], set);
   const plain = pickControl("plain", labelOf("plain"), [[16, "16"], [32, "32"]], set), state = pickControl("state_bits", labelOf("state_bits"), [[16, "16"], [32, "32"]], set);
