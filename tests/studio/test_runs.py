@@ -285,8 +285,17 @@ def start_studio(folder: Path) -> tuple[subprocess.Popen[str], str]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ},
     )  # fmt: skip
     assert made.stdout is not None
-    line = made.stdout.readline()
-    return made, line.split()[2]
+    address = made.stdout.readline().split()[2]
+    made.stdout.close()
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{address}api/records", timeout=60).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(answers)
+    return made, address
 
 
 def test_a_run_outlives_a_killed_server_and_another_stops_and_resumes_it(tmp_path: Path) -> None:

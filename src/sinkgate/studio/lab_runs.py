@@ -11,7 +11,6 @@ import json
 import re
 import secrets
 import shlex
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +44,6 @@ class Runs:
 
     def __init__(self, folder: Path, most: int = MOST_AT_ONCE) -> None:
         self.folder, self.most = Path(folder), most
-        self._children: dict[int | None, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, RunLog] = {}
 
     # ---- asked ------------------------------------------------------------------------------------------------------
@@ -115,6 +113,7 @@ class Runs:
             ArgumentError: there is no such run, it is running or done, or as many run as may.
             OutputError: the process cannot be started.
         """
+        self._known(ident)
         with self._locked():
             state = self._settle(ident)
             if state["state"] not in ("stopped", "failed"):
@@ -131,6 +130,7 @@ class Runs:
         Raises:
             ArgumentError: there is no such run, or it is not running.
         """
+        self._known(ident)
         with self._locked():
             state = self._settle(ident)
             if state["state"] not in ("running", "stopping"):
@@ -147,19 +147,18 @@ class Runs:
         self._save({**state, "state": "starting", "pid": None, "started": None, "error": None, "launched": time.time()})
         command = order.command(self.folder / ident, resume=resume)
         try:
-            child = process.launch(command, self.folder / f"{ident}.log")
+            pid = process.launch(command, self.folder / f"{ident}.log")
         except OSError as err:
             self._save(
                 {**state, "state": "failed", "pid": None, "started": None, "error": f"it could not be started: {err}"}
             )
             raise OutputError(f"the run could not be started: {err.strerror or err}") from err
-        self._children[child.pid] = child
         self._save(
             {
                 **state,
                 "state": "running",
-                "pid": child.pid,
-                "started": process.born(child.pid),
+                "pid": pid,
+                "started": process.born(pid),
                 "error": None,
                 "command": command,
             }
@@ -203,8 +202,6 @@ class Runs:
             return state
         if state["state"] == "starting" and 0 <= time.time() - float(state.get("launched") or 0) < SLOW_START:
             return state
-        if (child := self._children.pop(pid, None)) is not None:
-            child.wait()
         done, stopped = (self.folder / ident / "record.json").is_file(), state["state"] == "stopping"
         return state | {
             "state": "done" if done else "stopped" if stopped else "failed",

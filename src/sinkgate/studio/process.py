@@ -15,16 +15,18 @@ __all__ = ["alive", "born", "end", "launch"]
 GRACE = 5.0  # seconds between asking a process to end and ending it
 
 
-def launch(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+def launch(command: Sequence[str], log: Path) -> int:
     """Start a command in a session of its own, so that no signal to the studio reaches it; it writes to ``log``.
+
+    Returns:
+        Its number. Nobody has to wait for it: :func:`alive` does, once it has ended.
 
     Raises:
         OSError: it cannot be started, or the log not be written.
     """
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    with log.open("ab") as out, Path(os.devnull).open("rb") as nothing:
+        to = [(os.POSIX_SPAWN_DUP2, nothing.fileno(), 0), *((os.POSIX_SPAWN_DUP2, out.fileno(), n) for n in (1, 2))]
+        return os.posix_spawn(command[0], list(command), os.environ, file_actions=to, setsid=True)
 
 
 def born(pid: int) -> str | None:
@@ -34,7 +36,10 @@ def born(pid: int) -> str | None:
     """
     stat = Path(f"/proc/{pid}/stat")
     if not Path("/proc/self/stat").exists():
-        said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        try:
+            said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        except OSError:
+            return None
         return said.stdout.strip() or None
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -47,6 +52,11 @@ def alive(pid: int | None, birth: str | None) -> bool:
     """Whether the process that began then still runs (one that has ended and waits for its parent does not)."""
     if pid is None or birth is None or born(pid) != birth:
         return False
+    try:
+        if os.waitpid(pid, os.WNOHANG)[0]:  # a child of ours that has ended
+            return False
+    except ChildProcessError:
+        pass
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
