@@ -79,10 +79,10 @@ def same_curves(page: Page, record: Comparison, name: str, title: str) -> None:
         for i, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
             assert y is not None
             row = at[x]
-            assert float(row[column[own]]) == pytest.approx(y, rel=3e-5)
+            assert float(row[column[own]]) == pytest.approx(y, rel=6e-5)
             if line.low:
-                assert float(row[column[f"{own} lo"]]) == pytest.approx(line.low[i], rel=3e-5)
-                assert float(row[column[f"{own} hi"]]) == pytest.approx(line.high[i], rel=3e-5)
+                assert float(row[column[f"{own} lo"]]) == pytest.approx(line.low[i], rel=6e-5)
+                assert float(row[column[f"{own} hi"]]) == pytest.approx(line.high[i], rel=6e-5)
             checked += 1
     assert checked > 10
 
@@ -116,13 +116,13 @@ def test_a_stored_comparison(
         for arm, row in zip(record.arms[1:], rows[1:], strict=True):
             found = record.difference(arm, number)
             assert [float(x) for x in row[1:4]] == [
-                pytest.approx(float(v), rel=3e-5) for v in (found.mean, found.low, found.high)
+                pytest.approx(float(v), rel=6e-5) for v in (found.mean, found.low, found.high)
             ]
             assert row[4:] == [str(found.samples), record.told_apart(arm, None if number == "loss" else number)]
     page.click("#lab-runs-of summary")
     runs = saved(page, "#lab-runs-of")
     assert [(r[0], float(r[1]), int(r[2]), float(r[5])) for r in runs[1:]] == [
-        (p["arm"], p["piece"]["lr"], p["piece"]["seed"], pytest.approx(p["test"]["loss"], rel=3e-5))
+        (p["arm"], p["piece"]["lr"], p["piece"]["seed"], pytest.approx(p["test"]["loss"], rel=6e-5))
         for p in record.pieces
     ]
 
@@ -159,7 +159,7 @@ def test_every_control_of_a_comparison(watched: Watched, as_file: Callable[..., 
     assert rows[0][1:8:3] == ["layer 0", "layer 1", "layer 2"]
     last = [line for line in record.at_best("arm 2")[0]["curve"] if "first_mass" in line][-1]
     assert [float(x) for x in rows[-1][1:8:3]] == [
-        pytest.approx(last["first_mass"] * (k + 1), rel=3e-5) for k in range(3)
+        pytest.approx(last["first_mass"] * (k + 1), rel=6e-5) for k in range(3)
     ]
     rows = saved(page, "#lab-end-first_mass_by_layer")
     assert float(rows[2][1]) == pytest.approx(0.205)

@@ -61,6 +61,7 @@ class Runs:
         Raises:
             ArgumentError: there is none of that id.
         """
+        self._known(ident)
         try:
             state = self._state(ident)
             order = self._order(state)

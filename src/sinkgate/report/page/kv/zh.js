@@ -31,7 +31,7 @@ learn("zh", {
   "{n} layers: {heads} heads, {kv} key-value, of size {size}": "{n} 层：{heads} 个头，{kv} 个键值头，维度 {size}",
   "{measure}, by scheme": "各方案：{measure}", "Log scale: equal lengths are equal ratios; bars begin at no zero. The dashed line: this model.": "对数刻度：等长表示等比；条形并非从零开始。虚线：本模型。",
   "Linear scale. The dashed line: this model.": "线性刻度。虚线：本模型。", "{context} tokens, {batch} sequences": "{context} 个词元，{batch} 条序列", "scheme": "方案", "bytes": "字节",
-  "Kept, against the length of the text": "保存量随文本长度的变化", "{title}. Arrow keys read the values.": "{title}。可用方向键读数。", "tokens of context": "上下文词元数",
+  "Kept, against the length of the text": "保存量随文本长度的变化", "{title}. Arrow keys read the values.": "{title}。用方向键读取数值。", "tokens of context": "上下文词元数",
   "bytes, all sequences (log scale)": "字节，所有序列（对数刻度）", "bytes, all sequences": "字节，所有序列", "The upright line: the context chosen.": "竖线：所选的上下文长度。",
   "Every scheme, in bytes": "各方案的字节数", "{n} B": "{n} B", "of it, states": "其中状态", "of this model": "相对本模型", "what changes": "改动之处",
   "this model": "本模型", "no window": "无窗口", "window {n}": "窗口 {n}", "sinks+recent": "汇+最近", "streaming heads": "流式头", "top-{n} reads": "只读前 {n}",

@@ -2,13 +2,13 @@
 // { id, title, plan: {task, arms, seeds, headline, higher, steps, metrics}, pieces, payload, run }.
 // A piece is { arm, seed, series: {name: {x, y}}, spikes, diverged, ended }.
 
-import { number } from "sinkgate/lib/text.js";
+import { clean, number } from "sinkgate/lib/text.js";
 
 const BINS = 100; // points of a curve that is logged every step
 
 export function fromPayload(id, payload) {
   const { task, arms, seeds, headline, higher, steps, metrics } = payload;
-  return { id, title: payload.title, plan: { task, arms, seeds, headline, higher, steps, metrics }, pieces: payload.pieces, payload, run: null };
+  return { id, title: payload.title, plan: { task, arms: arms.map(clean), seeds, headline, higher, steps, metrics }, pieces: payload.pieces, payload, run: null };
 }
 
 /** A run that is under way, before anything is known of it. */
@@ -19,7 +19,7 @@ export function take(shown, answer) {
   shown.run = answer.run;
   shown.next = answer.next;
   if (!answer.plan) return;
-  shown.plan = { ...answer.plan, metrics: { ...shown.plan?.metrics, ...answer.plan.metrics } };
+  shown.plan = { ...answer.plan, arms: answer.plan.arms.map(clean), metrics: { ...shown.plan?.metrics, ...answer.plan.metrics } };
   answer.pieces.forEach((part, i) => {
     if (part.reset || !shown.pieces[i]) shown.pieces[i] = { arm: part.arm, seed: part.seed, series: {}, spikes: [] };
     const piece = shown.pieces[i];

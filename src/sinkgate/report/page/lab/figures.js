@@ -50,7 +50,7 @@ export function alongFigure(shown, name, view) {
 /** The figure under a name, with a way to draw it anew in place. */
 function redrawn(box, id, draw) {
   box.id = id;
-  box.repaint = () => { const plot = box.querySelector(".plot"), width = Math.floor(plot.clientWidth); if (width) plot.replaceChildren(draw(width)); };
+  box.repaint = () => { const plot = box.querySelector(".plot"), width = Math.floor(plot.clientWidth); if (width) { plot.replaceChildren(draw(width)); box.querySelector(".tools").hidden = !plot.querySelector("svg"); } };
   return box;
 }
 

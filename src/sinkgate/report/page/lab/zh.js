@@ -42,7 +42,7 @@ learn("zh", {
   "{n} pieces took over {minutes} minutes.": "{n} 次训练用时超过 {minutes} 分钟。", "{n} times a piece was taken up again, after a kill or a lost worker.": "训练曾 {n} 次在中断后继续。",
   // figures
   "first-token mass, layer {n}": "首词元质量份额，第 {n} 层", "{what}: difference from {base}, paired by seed": "{what}：与 {base} 之差，按种子配对", "training loss": "训练损失", "uniform attention": "均匀注意力（零假设基线）", "no difference": "无差异",
-  "{title}. Arrow keys read the values.": "{title}。可用方向键读数。", "(log scale)": "（对数刻度）", "Nothing is logged of this yet.": "尚无日志。", "Loss of the batches that were trained on.": "训练批次的损失。",
+  "{title}. Arrow keys read the values.": "{title}。用方向键读取数值。", "(log scale)": "（对数刻度）", "Nothing is logged of this yet.": "尚无日志。", "Loss of the batches that were trained on.": "训练批次的损失。",
   "Triangles: {n} spikes, losses over twice the median of the twenty before.": "三角：{n} 个尖峰，即损失超过之前二十步中位数的两倍。", "Crosses: where a run diverged; it is drawn thin and is in no mean.": "叉号：训练发散之处；以细线画出，不计入均值。",
   "Line: the mean over seeds of the difference at the same step; area: from the lowest to the highest seed.": "线：同一步的差异在种子间的均值；色带：从最低到最高的种子。",
   "Sink mass by layer: {arm}": "各层的汇质量份额：{arm}", "layer {n}": "第 {n} 层", "weight on the first key": "首个键上的权重",
