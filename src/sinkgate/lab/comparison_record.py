@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sinkgate.errors import ArgumentError, RecordError
-from sinkgate.files import save_json
+from sinkgate.files import BROKEN, read_json, save_json, typed
 from sinkgate.record import Interval, student_interval
 
 __all__ = ["Comparison"]
@@ -31,6 +30,19 @@ PARTS = {
     "spikes",
     "cost",
 }  # of a piece
+_NULL = type(None)
+_META = {
+    "plan": dict,
+    "environment": dict,
+    "headline": str,
+    "higher": bool,
+    "shown": list,
+    "arms": list,
+    "best_lr": dict,
+    "cost": dict,
+}
+_PIECE = {"piece": dict, "arm": str, "parameters": int, "steps": int, "diverged": (dict, _NULL), "select": dict, "test": dict,
+          "curve": list, "spikes": list, "cost": dict}  # fmt: skip
 MINUTES = 40  # a piece that takes longer should be cut
 NO_DIFFERENCE = (
     "{arm} against {base}: no difference found at this size ({name} {difference}, {n} seeds; one smaller than {half} "
@@ -243,17 +255,31 @@ class Comparison:
         path = Path(path)
         path = path / "record.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT or data["version"] != VERSION:
-                raise RecordError(f"{path} is no comparison of version {VERSION}")
+            data = read_json(path, "a readable comparison")
+            version = data["version"]
+            if data["format"] != FORMAT or version != VERSION or isinstance(version, bool):
+                raise RecordError(f"{path} is no comparison of version {VERSION}: its version is {version!r}"[:300])
+            typed("its text", data, {"meta": dict, "pieces": list})
+            typed("its text", data["meta"], _META)
+            typed("its plan", data["meta"]["plan"], {"task": dict, "seeds": list, "sweep": int})
+            typed("its task", data["meta"]["plan"]["task"], {"name": str})
+            if not all(isinstance(name, str) for name in (*data["meta"]["arms"], *data["meta"]["shown"])):
+                raise RecordError("an arm's or a number's name is not text")
             record = cls(data["meta"], data["pieces"])
             if lacking := sorted({name for piece in record.pieces for name in PARTS - piece.keys()}):
                 raise RecordError(f"{path} is a damaged comparison: a piece lacks {', '.join(lacking)}")
+            for piece in record.pieces:
+                typed("a piece", piece, _PIECE)
+                for line in piece["curve"]:
+                    typed("a curve's line", line, {"step": int})
             if not all(record.at_best(arm) for arm in record.arms):
                 raise RecordError(f"{path} is a damaged comparison: an arm has no piece at its best rate")
-            record.table(), record.meta["environment"]["code"]  # asks for what a reader is promised
+            str(record), record.meta["environment"]["code"]  # asks for what a reader is promised
             return record
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except RecordError as err:
+            line = str(err)
+            raise (err if str(path) in line else RecordError(f"{path} is a damaged comparison: {line}")) from err
+        except BROKEN as err:
             raise RecordError(f"{path} is not a readable comparison: {err}") from err
 
     # ---- private ------------------------------------------------------------------------------------------------
