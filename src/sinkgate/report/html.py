@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sinkgate.errors import RecordError
+from sinkgate.report.weightings import known_weightings
 
 __all__ = ["PAYLOAD_VERSION", "Entry", "check", "document", "in_script", "page_sources", "render", "render_frame"]
 
@@ -102,7 +103,7 @@ def document(records: Sequence[Entry], *, title: str, live: Mapping[str, Any] | 
         "style": _style(),
         "connect": "'none'" if live is None else "'self'",
         "modules": _modules(),
-        "payload": in_script({"records": entries, "live": live}),
+        "payload": in_script({"records": entries, "live": live, "weightings": known_weightings()}),
     }
     # One pass, so that a slot's name inside the data stays data.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _source("page.html"))

@@ -23,6 +23,17 @@ class Models:
         self.lock = threading.RLock()
         self._loaded: dict[str, Any] = {}
 
+    def look(self) -> None:
+        """Refuse names that no model can have, without loading or asking anybody.
+
+        Raises:
+            ModelError: a name is none that is known, no directory, no file, and cannot be a Hub id.
+        """
+        from sinkgate.hf.fetch import look
+
+        for name in self.names:
+            look(name)
+
     def named(self, name: Any) -> str:
         """The name, if it was given on the command line; nothing is loaded.
 
