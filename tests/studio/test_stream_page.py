@@ -215,6 +215,48 @@ def test_a_stored_recall_draws_its_own_numbers(watched: Watched, in_file: str, r
     assert heads[1:] == [recalled.column(i) for i in sorted(recalled.cells(recalled.arms[0], "stream"))]
 
 
+HOSTILE = "<script>top.hurt=1</script>\"'\u202eltr\x00\x1b" + "x" * 10**6
+
+
+def test_a_hostile_record_is_text(watched: Watched, as_file: Callable[[str], str], record: StreamRecord) -> None:
+    said = payload_of(record)
+    said["meta"]["model"]["name"] = said["meta"]["text"] = HOSTILE
+    for arm in said["arms"]:
+        arm["name"] = arm["policy"] = arm["note"] = arm["positions"] = HOSTILE
+    page = watched.open(as_file(document([Entry("0", "stream", HOSTILE, said)], title="hostile")) + "#page=stream")
+    page.wait_for_selector("#stored table")
+    assert page.evaluate("window.hurt") is None
+    assert page.locator("#page script").count() == 0
+    shown = page.inner_text("#stored")
+    assert "<script>top.hurt=1</script>" in shown
+    assert "\u202e" not in shown
+    assert len(shown) < 20_000
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda said: said.pop("arms"),
+        lambda said: said.update(arms={"0": 1}),
+        lambda said: said["arms"][0].update(sums="many"),
+        lambda said: said["arms"][0].update(sums=[None] * len(said["arms"][0]["sums"])),
+        lambda said: said["arms"][1].update(counts=[1]),
+        lambda said: said["arms"][1].update(every=0),
+        lambda said: said["meta"].update(model=None),
+        lambda said: said["meta"].update(tokens="all"),
+    ],
+)
+def test_a_damaged_record_is_one_line(
+    watched: Watched, as_file: Callable[[str], str], record: StreamRecord, damage: Callable[[Any], Any]
+) -> None:
+    said = json.loads(json.dumps(payload_of(record)))
+    damage(said)
+    page = watched.open(as_file(document([Entry("0", "stream", "x", said)], title="damaged")) + "#page=stream")
+    assert "cannot be drawn" in page.inner_text("#stored .refused")
+    page.click("#c-on")  # the rest of the page works
+
+
 @pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}], ids=["light", "dark"])
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_nothing_is_cut_on_a_telephone(watched: Watched, in_file: str, lang: str, options: dict[str, Any]) -> None:

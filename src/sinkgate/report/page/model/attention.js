@@ -41,22 +41,22 @@ function build(box, context, state, live) {
   const models = context.live?.models ?? [], model = models.includes(payload.model.name) ? payload.model.name : models[0];
   const kept = payload.strip?.tokens?.length && context.entry && context.server;
   const area = h("textarea", { id: "a-text", rows: 2, spellcheck: "false", input: (event) => { live.text = event.target.value; } }, live.text);
-  const field = h("label", { class: "field" }, h("span", {}, kept ? t("text (empty: the record’s)") : t("text (empty: the packaged speeches)")), area);
+  const field = h("label", { class: "ask-field" }, h("span", {}, kept ? t("text (empty: the record’s)") : t("text (empty: the packaged speeches)")), area);
   const select = h("select", { id: "a-model" }, (models.length ? models : [payload.model.name]).map((name) => h("option", { value: name, selected: name === model }, clean(name))));
-  const go = h("button", { type: "button", class: "go", id: "a-go", click: () => ask(box, context, live, select.value, kept && !live.text.trim() ? context.entry.id : null) }, t("Compute"));
+  const go = h("button", { type: "button", class: "ask-go", id: "a-go", click: () => ask(box, context, live, select.value, kept && !live.text.trim() ? context.entry.id : null) }, t("Compute"));
   box.replaceChildren(
     h("h3", { id: "attention-h" }, t("Attention on demand")),
     h("p", { class: "note" }, t("The weights of this head on a text, as the model computes them now. One query over every key, or up to 64 queries over bins of keys; the matrix of all tokens by all tokens is never made.")),
-    h("fieldset", { class: "form", id: "a-form", disabled: !works }, h("legend", { class: "sr" }, t("What is computed")),
-      h("label", { class: "field" }, h("span", {}, t("model")), select),
+    h("fieldset", { class: "ask-form", id: "a-form", disabled: !works }, h("legend", { class: "sr" }, t("What is computed")),
+      h("label", { class: "ask-field" }, h("span", {}, t("model")), select),
       choiceField("a-mode", t("what"), [["row", t("one query")], ["block", t("a block")]], state.a_mode, (v) => set({ a_mode: v })),
       numberField("a-query", t("query (−1: the last)"), -1, MOST - 1, state.a_query, (v) => set({ a_query: v })),
       numberField("a-from", t("queries from"), 0, MOST - 1, state.a_from, (v) => set({ a_from: v })),
       numberField("a-to", t("to (−1: the last)"), -1, MOST - 1, state.a_to, (v) => set({ a_to: v })),
       numberField("a-tokens", t("tokens at most"), 2, MOST, state.a_tokens, (v) => set({ a_tokens: v })),
       numberField("a-sink", t("the sink’s position"), 0, MOST - 1, state.a_sink, (v) => set({ a_sink: v })), field),
-    h("div", { class: "steps" }, h("fieldset", { class: "bare", disabled: !works }, h("legend", { class: "sr" }, t("Compute")), go), h("button", { type: "button", id: "a-stop", disabled: true, click: () => live.job.stop() }, t("Stop")), h("span", { class: "muted", id: "a-said", role: "status" })),
-    works ? "" : h("p", { class: "offline" }, context.server ? t("This studio was started without a model; start it with one:") : t("This page is a file, and a file runs no model. In the studio this works:"), " ", h("code", {}, `sinkgate studio ${context.server ? "" : "DIR "}--model ${clean(payload.model.name)}`)),
+    h("div", { class: "ask-row" }, h("fieldset", { class: "ask-bare", disabled: !works }, h("legend", { class: "sr" }, t("Compute")), go), h("button", { type: "button", id: "a-stop", disabled: true, click: () => live.job.stop() }, t("Stop")), h("span", { class: "muted", id: "a-said", role: "status" })),
+    works ? "" : h("p", { class: "ask-offline" }, context.server ? t("This studio was started without a model; start it with one:") : t("This page is a file, and a file runs no model. In the studio this works:"), " ", h("code", {}, `sinkgate studio ${context.server ? "" : "DIR "}--model ${clean(payload.model.name)}`)),
     h("div", { id: "a-found" }));
 }
 
@@ -94,7 +94,7 @@ function show(box, context, state, live) {
   const scales = h("fieldset", { class: "seg", id: "a-scale" }, h("legend", { class: "sr" }, t("Scale")));
   segments(scales, "a-scale", [["without", t("without the sink")], ["log", t("log scale")], ["linear", t("everything, linear")]], state.a_scale, (v) => want(box, { a_scale: v }));
   const about = `${t("layer {l}, head {k}", { l: found.layer, k: found.head })} · ${clean(found.source)}`;
-  el.replaceChildren(h("div", { class: "steps" }, scales), ...(found.mode === "row" ? rowParts(found, state, about) : blockParts(found, state, about)));
+  el.replaceChildren(h("div", { class: "ask-row" }, scales), ...(found.mode === "row" ? rowParts(found, state, about) : blockParts(found, state, about)));
 }
 
 const sums = (values) => values.reduce((sum, v) => sum + (v ?? 0), 0);

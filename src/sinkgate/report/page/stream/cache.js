@@ -26,7 +26,7 @@ export const readCache = (asked) => ({
 function slider(id, label, lo, hi, value, change) {
   const out = h("output", { for: id }, String(value));
   const input = h("input", { type: "range", id, min: lo, max: hi, step: 1, value, input: () => { out.textContent = input.value; change(+input.value); } });
-  return { box: h("div", { class: "dial" }, h("label", { for: id }, label), input, out), show(v) { input.value = v; out.textContent = String(v); } };
+  return { box: h("div", { class: "ask-dial" }, h("label", { for: id }, label), input, out), show(v) { input.value = v; out.textContent = String(v); } };
 }
 
 export function buildCache(el, context) {
@@ -55,9 +55,9 @@ export function buildCache(el, context) {
   }
   const plot = h("div", { class: "slots", id: "slots" });
   el.replaceChildren(
-    h("p", { class: "note lead" }, t("A bounded cache, one token after another. Each box is a slot that holds the key and value of one token; the recent ones take turns in a ring. Only what lies in a slot can be attended to: what was evicted is gone.")),
-    h("div", { class: "dials" }, controls.c_recent.box, controls.c_sinks.box, controls.c_at.box),
-    h("div", { class: "steps" }, h("button", { type: "button", "aria-label": t("One token back"), id: "c-back", click: () => one(-1) }, "←"), play, h("button", { type: "button", "aria-label": t("One token on"), id: "c-on", click: () => one(1) }, "→"), scheme),
+    h("p", { class: "note stream-lead" }, t("A bounded cache, one token after another. Each box is a slot that holds the key and value of one token; the recent ones take turns in a ring. Only what lies in a slot can be attended to: what was evicted is gone.")),
+    h("div", { class: "ask-dials" }, controls.c_recent.box, controls.c_sinks.box, controls.c_at.box),
+    h("div", { class: "ask-row" }, h("button", { type: "button", "aria-label": t("One token back"), id: "c-back", click: () => one(-1) }, "←"), play, h("button", { type: "button", "aria-label": t("One token on"), id: "c-on", click: () => one(1) }, "→"), scheme),
     plot, h("p", { class: "readout", id: "c-said" }), h("div", { class: "plot", id: "distances" }));
   watch(plot, () => drawCache(el, context.state()));
   el.showControls = (now) => { for (const [key, control] of Object.entries(controls)) control.show(now[key]); scheme.querySelectorAll("input").forEach((input) => { input.checked = input.value === now.c_pos; }); };
@@ -102,7 +102,7 @@ function drawSlots(width, cache, { recent, sinks, at, scheme }) {
 /** The text so far: kept words as they are, evicted ones struck out. */
 function drawText(cache, at, sinks) {
   const held = new Set(cache.held);
-  return h("p", { class: "spoken", "aria-label": t("The text; what is struck out was evicted") }, WORDS.slice(0, at + 1).map((word, i) => [
+  return h("p", { class: "stream-words", "aria-label": t("The text; what is struck out was evicted") }, WORDS.slice(0, at + 1).map((word, i) => [
     h(held.has(i) ? "span" : "s", { class: i === at ? "now" : held.has(i) ? (i < sinks ? "first" : "kept") : "lost" }, word), " "]));
 }
 

@@ -3,7 +3,7 @@
 import { fill, h, segments } from "sinkgate/lib/dom.js";
 import { t } from "sinkgate/lib/language.js";
 
-const labelled = (label, control, help) => h("label", { class: "field" }, h("span", {}, label), control, help && h("small", {}, help));
+const labelled = (label, control, help) => h("label", { class: "ask-field" }, h("span", {}, label), control, help && h("small", {}, help));
 
 export function numberField(id, label, lo, hi, value, change, step = 1) {
   const input = h("input", { type: "number", id, min: lo, max: hi, step, value, inputmode: step === 1 ? "numeric" : "decimal", change: () => {
@@ -19,7 +19,7 @@ export const areaField = (id, label, value, change, rows, help) => labelled(labe
 export const pickField = (id, label, choices, value, change) => labelled(label, h("select", { id, change: (event) => change(event.target.value) }, choices.map(([key, name]) => h("option", { value: key, selected: key === value }, name))));
 
 export function choiceField(id, label, choices, value, change) {
-  const box = h("fieldset", { class: "seg field", id }, h("legend", {}, label));
+  const box = h("fieldset", { class: "seg ask-field", id }, h("legend", {}, label));
   segments(box, id, choices, value, change);
   return box;
 }
@@ -27,9 +27,9 @@ export function choiceField(id, label, choices, value, change) {
 /** What a page of a file says instead of working live. */
 export function command(context, words, id) {
   const line = h("code", { id, tabindex: 0 }, words);
-  if (!context.server) return h("p", { class: "offline" }, t("This page is a file, and a file runs no model. This does the same:"), " ", line);
-  if (!context.live.models.length) return h("p", { class: "offline" }, t("This studio was started without a model; start it with one:"), " ", h("code", {}, "sinkgate studio --model smollm2-135m"), " ", t("or run:"), " ", line);
-  return h("p", { class: "offline" }, t("The same from a shell:"), " ", line);
+  if (!context.server) return h("p", { class: "ask-offline" }, t("This page is a file, and a file runs no model. This does the same:"), " ", line);
+  if (!context.live.models.length) return h("p", { class: "ask-offline" }, t("This studio was started without a model; start it with one:"), " ", h("code", {}, "sinkgate studio --model smollm2-135m"), " ", t("or run:"), " ", line);
+  return h("p", { class: "ask-offline" }, t("The same from a shell:"), " ", line);
 }
 
 export const canWork = (context) => Boolean(context.server && context.live.models.length);

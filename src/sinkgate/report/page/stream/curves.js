@@ -11,19 +11,33 @@ const SAMPLED = 30; // predictions that make one drawn point where only some are
 const DRAWN = 128; // points of the curve of stretches at most
 export const ARMS = 8; // looks of lines that can be told apart
 
+/** A text of a record, cut where it is longer than a page can show. */
+export function short(text, most = 80) {
+  const characters = [...String(text ?? "").slice(0, 4 * most)];
+  return clean(characters.slice(0, most).join("")) + (characters.length > most ? "…" : "");
+}
+
+const numbers = (list) => Array.isArray(list) && list.every(number);
+/** Whether a payload has what its drawing needs. */
+export const isStream = (payload) => typeof payload?.meta?.model?.name === "string" && number(payload.meta.tokens) && Array.isArray(payload.arms) &&
+  payload.arms.every((arm) => typeof arm?.name === "string" && typeof arm.policy === "string" && number(arm.every) && arm.every > 0 && numbers(arm.sums) && numbers(arm.counts) && arm.sums.length === arm.counts.length);
+
 /** What an arm keeps, in words. */
 export function armName(arm) {
   const sizes = sizesOf(arm.policy);
   if (arm.policy === "dense") return t("full: everything kept");
-  if (!sizes || ![arm.policy, "window", `${sizes.sinks} sinks`].includes(arm.name)) return clean(arm.name);
+  if (arm.policy === "" && arm.name === "recompute") return t("window read afresh");
+  if (!sizes || ![arm.policy, "window", `${sizes.sinks} sinks`].includes(arm.name)) return short(arm.name);
   if (!sizes.sinks) return t("window alone, {n}", { n: fmt(sizes.recent) });
   return t(sizes.sinks === 1 ? "1 sink + {n} recent" : "{k} sinks + {n} recent", { k: sizes.sinks, n: fmt(sizes.recent) });
 }
 
+const scheme = (arm) => ({ slots: t("cache positions"), original: t("text positions"), recomputed: t("recomputed") })[arm.positions] ?? short(arm.positions);
+
 /** Names of all arms; where two are alike, with their positions. */
 export function armNames(arms) {
-  const names = arms.map(armName), where = { slots: t("cache positions"), original: t("text positions"), recomputed: t("recomputed") };
-  return names.map((name, i) => (names.filter((other) => other === name).length > 1 ? `${name}, ${where[arms[i].positions] ?? clean(arms[i].positions)}` : name));
+  const names = arms.map(armName);
+  return names.map((name, i) => (names.filter((other) => other === name).length > 1 ? `${name}, ${scheme(arms[i])}` : name));
 }
 
 const total = (values) => values.reduce((sum, v) => sum + v, 0);
@@ -74,7 +88,7 @@ export function specs(record) {
 
 /** The figures and the table of a record; `redraw()` shows what was added to it. */
 export function streamCurves(record, name) {
-  const about = `${clean(record.meta.model.name)} · ${clean(record.meta.text)}`, first = specs(record);
+  const about = `${short(record.meta.model.name)} · ${short(record.meta.text)}`, first = specs(record);
   const make = (title, key, note) => figure({ title, name: `${name}-${key}`, about, note, data: () => lineData(specs(record)[key])(),
     draw: (width) => lineChart(width, { ...specs(record)[key], label: t("{title}. Arrow keys read the values.", { title }) }) });
   const figures = [
@@ -82,7 +96,7 @@ export function streamCurves(record, name) {
     make(t("Perplexity of each stretch of {n} tokens", { n: fmt(first.every) }), "stretches", record.arms.some((arm) => arm.at) ? t("Arms of which only some predictions were made are drawn as steps of at least {n} of them.", { n: SAMPLED }) : null),
   ];
   const under = h("div", {});
-  const box = h("div", { class: "curves" }, h("div", { class: "plots wide" }, figures), under);
+  const box = h("div", { class: "stream-curves" }, h("div", { class: "plots wide" }, figures), under);
   const redraw = () => {
     figures.forEach((fig, i) => {
       const plot = fig.querySelector(".plot"), width = Math.floor(plot.clientWidth);
@@ -104,12 +118,12 @@ function armTable(record, name) {
   const names = armNames(record.arms), rows = record.arms.map((arm, i) => ({ arm, i }));
   return table({ caption: t("What each cache cost"), name: `${name}-arms`, rows, columns: [
     { head: t("cache"), get: (r) => names[r.i], show: (r) => [h("i", { class: `key f-arm${r.i % ARMS}` }), bdi(names[r.i])], rowhead: true },
-    { head: t("keeps"), get: (r) => r.arm.policy, show: (r) => h("code", {}, r.arm.policy ? bdi(r.arm.policy) : t("every window afresh")) },
-    { head: t("positions"), get: (r) => r.arm.positions },
+    { head: t("keeps"), get: (r) => r.arm.policy, show: (r) => h("code", {}, r.arm.policy ? bdi(short(r.arm.policy, 160)) : t("every window afresh")) },
+    { head: t("positions"), get: (r) => scheme(r.arm) },
     { head: t("perplexity"), get: (r) => wholeOf(r.arm), num: true },
     { head: t("predictions"), get: (r) => total(r.arm.counts), num: true },
     { head: t("tokens/s"), get: (r) => (r.arm.seconds ? total(r.arm.counts) / r.arm.seconds : null), num: true },
     { head: t("cache size"), get: (r) => r.arm.cache_bytes, show: (r) => bytes(r.arm.cache_bytes), num: true },
     { head: t("tokens held"), get: (r) => r.arm.held || null, num: true },
-    { head: t("note"), get: (r) => r.arm.note, show: (r) => clean(r.arm.note) || (r.arm.complete ? "" : t("not to the end")), wide: true }] });
+    { head: t("note"), get: (r) => r.arm.note, show: (r) => short(r.arm.note, 300) || (r.arm.complete ? "" : t("not to the end")), wide: true }] });
 }

@@ -2,12 +2,12 @@
 
 import { bdi, h, want } from "sinkgate/lib/dom.js";
 import { t } from "sinkgate/lib/language.js";
+import { Refused } from "sinkgate/lib/server.js";
 import { among } from "sinkgate/lib/state.js";
-import { clean } from "sinkgate/lib/text.js";
 import { buildCache, cacheKeys, drawCache, readCache } from "sinkgate/stream/cache.js";
-import { streamCurves } from "sinkgate/stream/curves.js";
+import { isStream, short, streamCurves } from "sinkgate/stream/curves.js";
 import { buildRead, drawRead, readKeys, readRead } from "sinkgate/stream/read.js";
-import { recallCurves } from "sinkgate/stream/recall.js";
+import { isRecall, recallCurves } from "sinkgate/stream/recall.js";
 import { buildWrite, drawWrite, readWrite, writeKeys } from "sinkgate/stream/write.js";
 import "sinkgate/stream/zh.js";
 
@@ -25,12 +25,13 @@ async function drawRecord(el, context, state) {
   try {
     const payload = await context.load(entry);
     if (el.dataset.key !== key) return;
-    if (!Array.isArray(payload?.arms) || !payload.meta?.model) throw new TypeError(t("This record lacks its arms or its model; it cannot be drawn."));
-    const name = clean(payload.meta.model.name);
-    inside.replaceChildren(h("p", { class: "note" }, entry.kind === "stream" ? [name, " · ", bdi(payload.meta.text), payload.meta.stopped ? ` · ${t("not complete")}` : ""] : [name, " · ", t("facts asked for by distance")]),
+    if (!(entry.kind === "stream" ? isStream : isRecall)(payload)) throw new Refused(t("This record lacks its arms or its model; it cannot be drawn."));
+    const name = short(payload.meta.model.name);
+    inside.replaceChildren(h("p", { class: "note" }, entry.kind === "stream" ? [name, " · ", bdi(short(payload.meta.text)), payload.meta.stopped ? ` · ${t("not complete")}` : ""] : [name, " · ", t("facts asked for by distance")]),
       entry.kind === "stream" ? streamCurves(payload, "stored").box : recallCurves(payload, "recall"));
   } catch (error) {
     inside.replaceChildren(h("p", { class: "refused", role: "alert" }, bdi(error.message)));
+    if (error.constructor.name !== "Refused") throw error;
   }
 }
 
@@ -53,8 +54,8 @@ export const stream = {
     buildWrite(at("write"), context);
     if (at("records")) {
       const many = recordsOf(context);
-      at("records").replaceChildren(many.length > 1 && h("label", { class: "field" }, h("span", {}, t("record")), h("select", { id: "s-curve", change: (event) => want(el, { curve: event.target.value }) },
-        many.map((entry) => h("option", { value: entry.id, selected: entry.id === context.state().curve }, `${clean(entry.name)} (${entry.kind === "stream" ? t("perplexity along a text") : t("recall by distance")})`)))) || "", h("div", { id: "stored" }));
+      at("records").replaceChildren(many.length > 1 && h("label", { class: "ask-field" }, h("span", {}, t("record")), h("select", { id: "s-curve", change: (event) => want(el, { curve: event.target.value }) },
+        many.map((entry) => h("option", { value: entry.id, selected: entry.id === context.state().curve }, `${short(entry.name)} (${entry.kind === "stream" ? t("perplexity along a text") : t("recall by distance")})`)))) || "", h("div", { id: "stored" }));
     }
   },
 

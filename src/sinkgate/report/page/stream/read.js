@@ -27,11 +27,11 @@ export function buildRead(el, context) {
   const state = context.state(), live = (context.streamRead ??= { job: job(), text: "", record: null, refused: null });
   const set = (change) => want(el, change), works = canWork(context);
   const chosen = new Set(state.r_arms.split(" "));
-  const arms = h("fieldset", { class: "checks", id: "r-arms" }, h("legend", {}, t("Caches")), [["full", t("full: everything kept")], ["window", t("window alone")], ["sink1", t("window + 1 sink")], ["sink4", t("window + 4 sinks")]].map(([id, label]) =>
+  const arms = h("fieldset", { class: "ask-checks", id: "r-arms" }, h("legend", {}, t("Caches")), [["full", t("full: everything kept")], ["window", t("window alone")], ["sink1", t("window + 1 sink")], ["sink4", t("window + 4 sinks")]].map(([id, label]) =>
     h("label", {}, h("input", { type: "checkbox", value: id, checked: chosen.has(id), change: (event) => { if (event.target.checked) chosen.add(id); else chosen.delete(id); set({ r_arms: ARMS.filter((arm) => chosen.has(arm)).join(" ") }); } }), " ", label)));
-  const go = h("button", { type: "button", class: "go", id: "r-go", disabled: !works, click: () => start(el, context) }, t("Read"));
+  const go = h("button", { type: "button", class: "ask-go", id: "r-go", disabled: !works, click: () => start(el, context) }, t("Read"));
   const halt = h("button", { type: "button", id: "r-stop", disabled: true, click: () => live.job.stop() }, t("Stop"));
-  const form = h("fieldset", { class: "form", id: "r-form", disabled: !works }, h("legend", { class: "sr" }, t("What is read, and how")),
+  const form = h("fieldset", { class: "ask-form", id: "r-form", disabled: !works }, h("legend", { class: "sr" }, t("What is read, and how")),
     works && pickField("r-model", t("model"), context.live.models.map((name) => [name, name]), state.r_model, (v) => set({ r_model: v })),
     numberField("r-tokens", t("tokens at most"), 128, 16384, state.r_tokens, (v) => set({ r_tokens: v }), 1),
     numberField("r-window", t("tokens a cache holds"), 8, 8192, state.r_window, (v) => set({ r_window: v }), 1),
@@ -40,8 +40,8 @@ export function buildRead(el, context) {
     textField("r-policy", t("another policy (optional)"), state.r_policy, (v) => set({ r_policy: v }), null, { placeholder: "recent(128) + heavy(64) + sinks(4)", maxlength: 200 }),
     areaField("r-text", t("text (empty: the packaged speeches)"), live.text, (v) => { live.text = v; drawRead(el, context, context.state()); }, 3));
   el.replaceChildren(
-    h("p", { class: "note lead" }, t("One real text, read under several caches: every token is predicted from what a cache still holds, and then shown to it (teacher-forced). Watch the window alone degrade once the first token has left it, and a single kept sink save it.")),
-    form, h("div", { class: "steps" }, go, halt, h("span", { class: "muted", id: "r-said", role: "status" })), h("div", { id: "r-command" }), h("div", { id: "r-found" }));
+    h("p", { class: "note stream-lead" }, t("One real text, read under several caches: every token is predicted from what a cache still holds, and then shown to it (teacher-forced). Watch the window alone degrade once the first token has left it, and a single kept sink save it.")),
+    form, h("div", { class: "ask-row" }, go, halt, h("span", { class: "muted", id: "r-said", role: "status" })), h("div", { id: "r-command" }), h("div", { id: "r-found" }));
   show(el, context);
 }
 

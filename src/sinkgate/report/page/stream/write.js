@@ -22,7 +22,7 @@ const shell = (state, prompt) => `sinkgate generate ${quoted(state.w_model)} --p
 export function buildWrite(el, context) {
   const state = context.state(), live = (context.streamWrite ??= { job: job(), prompt: PROMPT, text: "", points: [], told: null, refused: null, gram: 4, span: 256 });
   const set = (change) => want(el, change), works = canWork(context);
-  const form = h("fieldset", { class: "form", id: "w-form", disabled: !works }, h("legend", { class: "sr" }, t("What is written, and how")),
+  const form = h("fieldset", { class: "ask-form", id: "w-form", disabled: !works }, h("legend", { class: "sr" }, t("What is written, and how")),
     works && pickField("w-model", t("model"), context.live.models.map((name) => [name, name]), state.w_model, (v) => set({ w_model: v })),
     textField("w-policy", t("the cache keeps"), state.w_policy, (v) => set({ w_policy: v || "recent(252) + sinks(4)" }), null, { maxlength: 200, list: "w-policies" }),
     h("datalist", { id: "w-policies" }, ["recent(252) + sinks(4)", "recent(255) + sinks(1)", "recent(256)", "dense"].map((value) => h("option", { value }))),
@@ -32,12 +32,12 @@ export function buildWrite(el, context) {
     numberField("w-seed", t("seed"), 0, 999999, state.w_seed, (v) => set({ w_seed: v })),
     areaField("w-prompt", t("prompt"), live.prompt, (v) => { live.prompt = v; drawWrite(el, context, context.state()); }, 2));
   el.replaceChildren(
-    h("p", { class: "note lead" }, t("The model goes on by itself, through a bounded cache. The perplexity of a model’s own text says nothing, so it is not shown: look at the speed, which stays, and at how much the text repeats itself.")),
-    form, h("div", { class: "steps" },
-      h("button", { type: "button", class: "go", id: "w-go", disabled: !works, click: () => start(el, context) }, t("Write")),
+    h("p", { class: "note stream-lead" }, t("The model goes on by itself, through a bounded cache. The perplexity of a model’s own text says nothing, so it is not shown: look at the speed, which stays, and at how much the text repeats itself.")),
+    form, h("div", { class: "ask-row" },
+      h("button", { type: "button", class: "ask-go", id: "w-go", disabled: !works, click: () => start(el, context) }, t("Write")),
       h("button", { type: "button", id: "w-stop", disabled: true, click: () => live.job.stop() }, t("Stop")), h("span", { class: "muted", id: "w-said", role: "status" })),
     h("div", { id: "w-command" }), h("div", { id: "w-refused" }),
-    h("dl", { class: "gauges", id: "w-gauges" }), h("p", { class: "written", id: "w-text", tabindex: 0, dir: "auto", role: "region", "aria-label": t("What was written") }), h("div", { id: "w-plot", class: "plots wide" }));
+    h("dl", { class: "ask-gauges", id: "w-gauges" }), h("p", { class: "stream-text", id: "w-text", tabindex: 0, dir: "auto", role: "region", "aria-label": t("What was written") }), h("div", { id: "w-plot", class: "plots wide" }));
   showText(live);
   showTold(live);
 }

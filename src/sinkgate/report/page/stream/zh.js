@@ -22,7 +22,7 @@ learn("zh", {
   "Distance from the query to the first token held: {original} with positions of the text, {slots} counted in the cache": "查询到仍保留的最早词元的距离：按文本中位置为 {original}，按缓存内位置为 {slots}",
   "distance from the query to the first token held": "查询到仍保留的最早词元的距离", "token of the stream": "流中的词元",
   // curves.js
-  "full: everything kept": "完整：全部保留", "window alone, {n}": "仅窗口，{n}", "1 sink + {n} recent": "1 个汇 (sink) + 最近 {n} 个", "{k} sinks + {n} recent": "{k} 个汇 (sink) + 最近 {n} 个",
+  "window read afresh": "窗口重新读", "full: everything kept": "完整：全部保留", "window alone, {n}": "仅窗口，{n}", "1 sink + {n} recent": "1 个汇 (sink) + 最近 {n} 个", "{k} sinks + {n} recent": "{k} 个汇 (sink) + 最近 {n} 个",
   "cache positions": "缓存内位置", "text positions": "文本中位置", "recomputed": "重新计算",
   "tokens of the text": "文本的词元", "tokens": "词元", "perplexity (log)": "困惑度（对数）", "Nothing was read yet.": "尚未读到任何内容。", "{title}. Arrow keys read the values.": "{title}。用方向键读数值。",
   "Perplexity of everything so far": "迄今全部的困惑度",
