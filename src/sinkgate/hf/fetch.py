@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import importlib.util
+import importlib.machinery
 import json
 import os
 import secrets
@@ -337,7 +337,9 @@ def _download(wheels: Sequence[Wheel], into: Path) -> None:
     """Have pip, or uv where there is no pip, put pinned wheels (pip) or their contents (uv) into a folder."""
     uv = shutil.which("uv")
     common = ["--no-deps", "--only-binary=:all:"]  # nothing else is fetched, and no package code is run
-    if importlib.util.find_spec("pip"):
+    # Not importlib.util.find_spec: setuptools' import hook takes that for pip at work, and gives up its distutils for
+    # the rest of the process, which torch.compile then fails on.
+    if importlib.machinery.PathFinder.find_spec("pip"):
         tool = "pip"
         command = [sys.executable, "-P", "-m", "pip", "download", *common, "--no-input", "--retries=2"]
         command += ["--disable-pip-version-check", "--dest", str(into)]
