@@ -17,6 +17,7 @@ from experiments.tables import TABLES as EXPERIMENTS
 from benchmarks.common import result
 from benchmarks.stream_tables import TABLES as STREAMS
 from benchmarks.tables import TABLES as MORE
+from sinkgate.report.weightings import write as weightings_of_the_report
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
@@ -235,7 +236,8 @@ def rendered(text: str, *, chinese: bool = False) -> str:
 
 
 def main() -> None:
-    """Rewrite the documents."""
+    """Rewrite the documents, and the report's copy of the registry."""
+    weightings_of_the_report()
     for name in DOCUMENTS:
         path = ROOT / name
         if path.exists():

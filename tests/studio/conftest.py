@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
-from sinkgate.studio import Studio, create_app
+from sinkgate.studio import Studio
 from sinkgate.studio.models import Models
 from sinkgate.studio.records import Shelf
+from sinkgate.studio.serve import hosts
+from sinkgate.studio.server import Server
 from studio.watched import Serving, Watched
 
 
@@ -67,12 +68,10 @@ def serving(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
             shelf=Shelf(records or []),
             models=Models(models or []),
             runs=tmp_path / "runs",
-            hosts=frozenset({f"127.0.0.1:{port}", f"localhost:{port}"}),
+            hosts=hosts(["127.0.0.1", "localhost"], port),
             token=token,
         )
-        config = uvicorn.Config(create_app(studio), log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        server = Server(studio)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         while not server.started:

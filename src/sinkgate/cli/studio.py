@@ -7,7 +7,9 @@ from pathlib import Path
 
 from sinkgate.errors import ArgumentError
 
-__all__ = ["arguments", "run"]
+__all__ = ["INTERRUPTED", "arguments", "run"]
+
+INTERRUPTED = "the studio has ended"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from sinkgate.studio.serve import serve
     except ModuleNotFoundError as err:
-        if err.name not in ("starlette", "uvicorn", "anyio"):
+        if (err.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio", "h11"):
             raise
         raise ArgumentError("the studio needs starlette and uvicorn: pip install 'sinkgate[studio]'") from err
     serve(

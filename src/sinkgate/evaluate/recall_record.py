@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
@@ -13,12 +12,22 @@ from typing import Any
 from sinkgate.errors import ArgumentError, RecordError
 from sinkgate.evaluate.recall import Outcome, RecallResult, wilson
 from sinkgate.evaluate.stream_record import labels
-from sinkgate.files import save_json
+from sinkgate.files import BROKEN, read_json, save_json, typed
 
 __all__ = ["Cell", "RecallArm", "RecallRun"]
 
 FORMAT, VERSION = "sinkgate.recall_run", 1
 MARKS = {"inside": "", "across": "~", "outside": "×", "any": ""}
+
+_ARM = {
+    "name": str,
+    "policy": str,
+    "positions": str,
+    "seconds": (int, float),
+    "tokens": int,
+    "complete": bool,
+    "note": str,
+}
 
 
 @dataclass
@@ -153,15 +162,23 @@ class RecallRun:
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise RecordError("this is not a recall run")
-        if data.get("version") != VERSION:
+        if data.get("version") != VERSION or isinstance(data["version"], bool):
             raise RecordError(f"a recall run of version {data.get('version')!r}; this sinkgate reads {VERSION}")
         try:
             arms = [RecallArm(**{**arm, "result": RecallResult.from_json(arm["result"])}) for arm in data["arms"]]
             meta = data["meta"]
-            if meta["model"]["name"] is None or any(b <= a for a, b in pairwise([0, *meta["edges"]])):
-                raise RecordError("the recall run is damaged: its model or its edges")
-            return cls(meta, arms)
-        except (KeyError, TypeError, AttributeError) as err:
+            typed("its text", meta, {"model": dict, "edges": list, "texts": list})
+            typed("its model", meta["model"], {"name": str})
+            for text in meta["texts"]:
+                typed("a text", text, {"tokens": int, "questions": int})
+            for arm in arms:
+                typed(f"arm {str(arm.name)[:80]!r}", vars(arm), _ARM)
+            if any(b <= a for a, b in pairwise([0, *meta["edges"]])):
+                raise RecordError("the recall run is damaged: its edges do not rise")
+            record = cls(meta, arms)
+            str(record)  # asks for what a reader is promised
+            return record
+        except BROKEN as err:
             raise RecordError(f"the recall run is damaged: {err}") from err
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -180,9 +197,9 @@ class RecallRun:
             RecordError: there is none, or it is damaged.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as err:
-            raise RecordError(f"{path} is not a readable recall run: {err}") from err
+            data = read_json(Path(path), "a readable recall run")
+        except FileNotFoundError:
+            raise RecordError(f"{path} is not a readable recall run: there is no such file") from None
         try:
             return cls.from_json(data)
         except RecordError as err:

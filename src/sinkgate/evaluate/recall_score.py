@@ -11,12 +11,15 @@ from typing import Any
 
 from sinkgate.errors import ArgumentError, NonFiniteError, RecordError
 from sinkgate.evaluate.recall_text import RecallText, whole
+from sinkgate.files import typed
 
 __all__ = ["Bin", "Outcome", "RecallResult", "score", "wilson", "words_found"]
 
 FORMAT, VERSION = "sinkgate.recall", 1
 Z95 = 1.959963984540054  # the normal quantile of a two-sided 95%
 PLACES = ("any", "inside", "across", "outside")
+_SHARE = (int, float)
+_OUTCOME = {"kind": str, "distance": int, "reach": int, "right": bool, "logprob": (*_SHARE, type(None)), "chance": _SHARE, "blind": _SHARE, "latest": bool}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ class RecallResult:
             raise RecordError(f"a recall result of version {data.get('version')!r}; this sinkgate reads {VERSION}")
         try:
             edges = None if data["edges"] is None else tuple(data["edges"])
+            for i, outcome in enumerate(data["outcomes"]):
+                typed(f"outcome {i}", outcome, _OUTCOME)
             return cls(tuple(Outcome(**o) for o in data["outcomes"]), data["window"], edges)
         except (KeyError, TypeError, ArgumentError) as err:
             raise RecordError(f"the recall result is damaged: {err}") from err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinkgate.errors import ArgumentError, RecordError
-from sinkgate.files import save_json
+from sinkgate.files import BROKEN, read_json, save_json, typed
 from sinkgate.record import student_interval
 
 __all__ = ["StreamArm", "StreamRecord", "labels"]
@@ -75,8 +74,10 @@ class StreamArm:
 
     @property
     def perplexity(self) -> float:
-        """``exp(loss)``."""
-        return math.exp(self.loss) if self.tokens else math.nan
+        """``exp(loss)``; infinite where no float holds it."""
+        if not self.tokens:
+            return math.nan
+        return math.exp(self.loss) if self.loss < 709 else math.inf
 
     @property
     def tokens_per_second(self) -> float:
@@ -87,6 +88,14 @@ class StreamArm:
         """Mean loss of each point, nats."""
         counts = np.asarray(self.counts, float)
         return np.divide(self.sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+
+
+_ARM = {"name": str, "policy": str, "positions": str, "chunk": int, "every": int, "sums": list, "counts": list, "at": (list, type(None)),
+        "seconds": (int, float), "cache_bytes": int, "held": int, "resident": list, "complete": bool, "note": str}  # fmt: skip
+
+
+def _number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 @dataclass
@@ -148,26 +157,27 @@ class StreamRecord:
             RecordError: there is none, or it is damaged.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            if data.pop("format") != FORMAT or data.pop("version") != VERSION:
-                raise RecordError(f"{path} is no stream record of version {VERSION}")
+            data = read_json(Path(path), "a readable stream record")
+            version = data["version"]
+            if data["format"] != FORMAT or version != VERSION or isinstance(version, bool):
+                raise RecordError(f"{path} is no stream record of version {VERSION}: its version is {version!r}"[:300])
+            typed("its text", data, {"meta": dict, "arms": list})
+            typed("its text", data["meta"], {"model": dict, "tokens": int, "text": str})
+            typed("its model", data["meta"]["model"], {"name": str})
             record = cls(data["meta"], [StreamArm(**arm) for arm in data["arms"]])
             for arm in record.arms:
-                numbers = [
-                    *arm.sums,
-                    *arm.counts,
-                    arm.seconds,
-                    arm.cache_bytes,
-                    arm.held,
-                    *arm.resident,
-                    *(arm.at or ()),
-                ]
-                if len(arm.sums) != len(arm.counts) or not all(isinstance(x, int | float) for x in numbers):
+                typed(f"arm {str(arm.name)[:80]!r}", vars(arm), _ARM)
+                lists = (arm.sums, arm.counts, arm.resident, arm.at or [])
+                if len(arm.sums) != len(arm.counts) or not all(_number(x) for each in lists for x in each):
                     raise RecordError(f"{path} is a damaged stream record: the numbers of {arm.name!r}")
-            if not isinstance(data["meta"]["model"]["name"], str) or not isinstance(data["meta"]["tokens"], int):
-                raise RecordError(f"{path} is a damaged stream record: its model or its tokens")
+                if arm.every < 1 or any(n < 0 for n in arm.counts) or arm.cache_bytes < 0 or arm.held < 0:
+                    raise RecordError(f"{path} is a damaged stream record: a count of {arm.name!r} is below 0")
+            str(record)  # asks for what a reader is promised
             return record
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except RecordError as err:
+            line = str(err)
+            raise (err if str(path) in line else RecordError(f"{path} is a damaged stream record: {line}")) from err
+        except BROKEN as err:
             raise RecordError(f"{path} is not a readable stream record: {err}") from err
 
     def __str__(self) -> str:

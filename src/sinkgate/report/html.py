@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sinkgate.errors import RecordError
+from sinkgate.report.weightings import known_weightings
 
 __all__ = ["PAYLOAD_VERSION", "Entry", "check", "document", "in_script", "page_sources", "render", "render_frame"]
 
@@ -99,10 +100,10 @@ def document(records: Sequence[Entry], *, title: str, live: Mapping[str, Any] | 
     entries = [{"id": e.id, "kind": e.kind, "name": e.name, "payload": e.payload} for e in records]
     parts = {
         "title": _title(title),
-        "style": _source("page.css"),
+        "style": _style(),
         "connect": "'none'" if live is None else "'self'",
         "modules": _modules(),
-        "payload": in_script({"records": entries, "live": live}),
+        "payload": in_script({"records": entries, "live": live, "weightings": known_weightings()}),
     }
     # One pass, so that a slot's name inside the data stays data.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _source("page.html"))
@@ -142,6 +143,14 @@ def _modules() -> str:
 
 def _source(name: str) -> str:
     return importlib.resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    """The frame's style sheet, then each page's own."""
+    folders = sorted(f.name for f in importlib.resources.files(__package__).joinpath("page").iterdir() if f.is_dir())
+    own = [f"{folder}/style.css" for folder in folders]
+    pages = importlib.resources.files(__package__).joinpath("page")
+    return "\n".join(_source(name) for name in ["page.css", *(n for n in own if pages.joinpath(n).is_file())])
 
 
 def render_frame(payload: Mapping[str, Any], height: int = 760) -> str:

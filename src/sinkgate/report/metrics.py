@@ -108,6 +108,10 @@ def metric(name: str) -> Metric:
     """What is known of a number; ``loss_by_position`` is the loss, by position."""
     if name in METRICS:
         return METRICS[name]
+    what, by, layer = name.partition("_layer_")
+    if by and what in METRICS and layer.isdecimal():
+        known = METRICS[what]
+        return Metric(name, f"{known.label}, layer {layer}", known.unit, known.says, known.share)
     what, by, place = name.rpartition("_by_")
     if by and what in METRICS and place in _PLACES:
         known = METRICS[what]

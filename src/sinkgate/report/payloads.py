@@ -19,6 +19,12 @@ def payload_of(record: Any) -> dict[str, Any]:
         from sinkgate.report import effects
 
         return effects.payload(record)
+    from sinkgate.lab.comparison_record import Comparison
+
+    if isinstance(record, Comparison):
+        from sinkgate.report.lab_payload import lab_payload
+
+        return lab_payload(record)
     from sinkgate.files import jsonable
 
     found: dict[str, Any] = jsonable(record.to_json())

@@ -111,14 +111,14 @@ def _elsewhere(d: Diagnosis, over: np.ndarray, t: Any) -> list[str]:
     others = [s for s in d.sinks if s.position > 0]
     if others:
         named = ", ".join(t("{token!r} at {position}", token=s.token, position=s.position) for s in others[:3])
-        values = {k: sum(s.kind == k for s in others) for k in ("delimiter", "other")}
-        values |= {"secondary": sum(s.secondary for s in others), "others": len(others)}
+        kinds = {k: sum(s.kind == k for s in others) for k in ("delimiter", "other")}
+        kinds |= {"secondary": sum(s.secondary for s in others), "others": len(others)}
         sentence = (
             "1 other position takes more than {eps:g} in some head ({delimiter} delimiters, {other} other tokens; {secondary} with a hidden state like the first token's); most: {named}."
             if len(others) == 1
             else "{others} other positions take more than {eps:g} in some head ({delimiter} delimiters, {other} other tokens; {secondary} with a hidden state like the first token's); most: {named}."
         )  # fmt: skip
-        lines.append(t(sentence, eps=d.settings.threshold, named=named, **values))
+        lines.append(t(sentence, eps=d.settings.threshold, named=named, **kinds))
     if over.sum() < 0.05 * d.measured.sum() and d.settings.detail == "full":
         kinds_found, counts = np.unique(d.head_kind[d.measured], return_counts=True)
         ordered = sorted(zip(kinds_found, counts, strict=True), key=lambda x: -x[1])

@@ -20,7 +20,7 @@ function contextOf(payload) {
   const asked = new URLSearchParams(location.search);
   const server = payload.live ? connect(asked.get("token")) : null, loaded = new Map();
   const context = {
-    records: payload.records, live: payload.live, server, created: payload.created,
+    records: payload.records, live: payload.live, weightings: payload.weightings ?? [], server, created: payload.created,
     of: (kind) => payload.records.filter((entry) => entry.kind === kind),
     /** The payload of a record: in the file, or asked of the server once. */
     load(entry) {
@@ -73,7 +73,14 @@ function start(payload) {
     };
   }
 
+  // A browser lets the address change 200 times in 10 seconds, a drag asks for more: then it is written at rest.
+  let written = [], later = 0;
   function write() {
+    const now = performance.now();
+    clearTimeout(later);
+    written = written.filter((when) => now - when < 10_000);
+    if (written.length >= 120) { later = setTimeout(write, 150); return; }
+    written.push(now);
     // Some embeddings forbid touching the address; the page works without.
     try { history.replaceState(null, "", location.search + addressOf(state, page)); } catch { /* not shareable here */ }
   }

@@ -3,6 +3,7 @@
 import { h, tip, watch } from "sinkgate/lib/dom.js";
 import { t } from "sinkgate/lib/language.js";
 import { among, index } from "sinkgate/lib/state.js";
+import { attentionKeys, drawAttention, readAttention } from "sinkgate/model/attention.js";
 import { drawChoice, drawCompare } from "sinkgate/model/compare.js";
 import { drawEffects, effectsOf, evictionMetrics } from "sinkgate/model/effects.js";
 import { drawGlossary } from "sinkgate/model/glossary.js";
@@ -53,7 +54,7 @@ export const model = {
   id: "model",
   title: () => t("Model"),
   kind: "diagnosis",
-  keys: ["metric", "layer", "head", "other"],
+  keys: ["metric", "layer", "head", "other", ...attentionKeys],
   reopens: ["other"],
 
   /** The record beside it, if one is asked for, and the effects of this model: read before the page is built. */
@@ -83,6 +84,7 @@ export const model = {
     return {
       metric: among(asked.get("metric"), payload.metrics.map((m) => m.id), payload.metrics[0].id),
       other: context.other?.entry.id ?? "",
+      ...readAttention(asked),
       layer: index(asked.get("layer"), layers, chosen ? 0 : l), head: index(asked.get("head"), heads, chosen ? 0 : k),
     };
   },
@@ -99,6 +101,7 @@ export const model = {
     drawMetric(at("metric"), payload, state);
     drawMap(at("grid"), payload, state);
     drawHead(at("panel"), payload, state, context);
+    drawAttention(at("panel"), context, state);
     const beside = el.querySelector("#compare > .inside");
     if (beside) drawCompare(beside, context, state);
     const column = el.querySelector(".map-col");
