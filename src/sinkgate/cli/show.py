@@ -1,4 +1,4 @@
-"""``sinkgate show DIR``: a saved record, read again without the model."""
+"""``sinkgate show DIR…``: saved records, read again without the model; several become one page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sinkgate.errors import RecordError
+from sinkgate.errors import ArgumentError, RecordError
 
 __all__ = ["arguments", "run"]
 
@@ -15,26 +15,38 @@ NAMES = (
     "record.json",
     "stream.json",
     "recall.json",
-)  # of a diagnosis or a comparison, of a stream's perplexity, of its recall
+    "effects.json",
+)  # of a diagnosis or a comparison, of a stream's perplexity, of its recall, of what acts did
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's flags."""
-    parser.add_argument("record", metavar="DIR", help=f"a folder with {', '.join(NAMES)}, or such a file")
-    parser.add_argument("--html", metavar="FILE", help="write the report here")
+    parser.add_argument(
+        "record",
+        nargs="+",
+        metavar="DIR",
+        help=f"a folder with {', '.join(NAMES)}, or such a file; several make one page",
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", help="write the report here; with several records: the pages over all of them"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
-    path = _file(Path(args.record))
-    kind = _format(path)
+    paths = [_file(Path(record)) for record in args.record]
+    if len(paths) > 1:
+        return _several(args, paths)
+    path, kind = paths[0], _format(paths[0])
     if kind in ("sinkgate.stream", "sinkgate.recall_run"):
         return _stream(args, path, kind)
     if kind == "sinkgate.comparison":
         from sinkgate.lab.comparison_record import Comparison
 
         return _shown(args, Comparison.load(path))
+    if kind == "sinkgate.effects":
+        return _effects(args, path)
     from sinkgate.cli.diagnose import summary
     from sinkgate.record import Diagnosis
 
@@ -42,6 +54,33 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         d.to_html(args.html)
     print(json.dumps(summary(d), ensure_ascii=False, indent=1) if args.json else d)
+    return 0
+
+
+def _several(args: argparse.Namespace, paths: list[Path]) -> int:
+    """One page over all of them, or each in turn as text."""
+    if args.json:
+        raise ArgumentError("--json prints one record; name one, or write the page of several with --html FILE")
+    from sinkgate.report.pages import open_record, write_pages
+
+    records = [open_record(path) for path in paths]
+    if args.html:
+        write_pages(zip([path.parent.name or str(path) for path in paths], records, strict=True), args.html)
+    else:
+        print("\n\n".join(str(record) for record in records))
+    return 0
+
+
+def _effects(args: argparse.Namespace, path: Path) -> int:
+    from sinkgate.cli.intervene import summary
+    from sinkgate.interventions import Effects
+
+    if args.html:
+        raise ArgumentError(
+            "effects are shown beside a diagnosis of the same model: sinkgate show DIAGNOSIS EFFECTS --html FILE"
+        )
+    effects = Effects.load(path)
+    print(json.dumps(summary(effects), ensure_ascii=False, indent=1) if args.json else effects)
     return 0
 
 

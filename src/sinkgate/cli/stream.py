@@ -194,15 +194,9 @@ def _text(args: argparse.Namespace) -> tuple[str | None, str]:
     texts = read_texts(None if args.input is None else [args.input])
     if texts is not None:
         return texts[0].source, texts[0].content
-    from sinkgate.probe.text import default_texts
+    from sinkgate.probe.text import demo_text
 
-    enough = 16 * (args.tokens or DEMO_TOKENS)  # characters; a token of a speech has four
-    parts: list[str] = []
-    for speech in default_texts(10**6):
-        parts.append(speech.content)
-        if sum(map(len, parts)) > enough:
-            break
-    return None, "\n\n".join(parts)
+    return None, demo_text(args.tokens or DEMO_TOKENS)
 
 
 def _jsonable(record: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from sinkgate.evaluate.stream_record import StreamArm, StreamRecord
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint, forward
 from sinkgate.hf.layers import evaluating
-from sinkgate.hf.streaming import streaming
+from sinkgate.hf.streaming import resumed, streaming
 from sinkgate.probe.text import bos_prefix
 
-__all__ = ["ARMS", "follow", "recompute", "stream", "wanted_arms"]
+__all__ = ["ARMS", "follow", "following", "recompute", "started", "stream", "wanted_arms"]
 
 Progress = Callable[[StreamArm, int], None]
 ROWS = 128  # predictions scored at once: a vocabulary's worth of numbers each
@@ -75,6 +75,36 @@ def stream(
         ArgumentError: an unknown arm or policy, sizes that do not fit.
         TextError: fewer than two tokens.
     """
+    ids, wanted, meta = started(
+        model, tokenizer, text, arms, window=window, sinks=sinks, positions=positions, tokens=tokens, chunk=chunk,
+        every=every, samples=samples, seed=seed, source=source, name=name,
+    )  # fmt: skip
+    record = StreamRecord({}, []) if record is None else record
+    record.meta.update(meta)
+    with evaluating(model):
+        for label, policy, scheme in wanted:
+            arm = StreamArm(label, "" if policy is None else str(policy), scheme, chunk, every)
+            record.arms.append(arm)
+            if policy is None:
+                recompute(model, ids, window, arm, samples=samples, seed=seed, progress=progress)
+            else:
+                follow(model, ids, policy, scheme, arm, progress=progress)
+    return record
+
+
+def started(
+    model: nn.Module, tokenizer: Any, text: str | Sequence[int] | Tensor, arms: Any, *, window: int, sinks: int, positions: str,
+    tokens: int | None, chunk: int, every: int, samples: int = 300, seed: int = 0, source: str = "text", name: str | None = None,
+) -> tuple[list[int], list[tuple[str, Policy | None, str]], dict[str, Any]]:  # fmt: skip
+    """What :func:`stream` reads, in which ways, and what its record says of that; the arguments are its own.
+
+    Returns:
+        The ids; (name, policy, positions) of every arm, no policy being recomputation; the record's ``meta``.
+
+    Raises:
+        ArgumentError: an unknown arm or policy, sizes that do not fit.
+        TextError: fewer than two tokens.
+    """
     for what, value in (("window", window), ("every", every), ("chunk", chunk), ("samples", samples)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{what} must be a whole number of at least 1, got {value!r}")
@@ -97,17 +127,7 @@ def stream(
         "text": source, "tokens": len(ids), "wanted": [label for label, _, _ in wanted], "window": window, "sinks": sinks, "chunk": chunk, "every": every, "seed": seed,
         "threads": torch.get_num_threads(), "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }  # fmt: skip
-    record = StreamRecord({}, []) if record is None else record
-    record.meta.update(meta)
-    with evaluating(model):
-        for label, policy, scheme in wanted:
-            arm = StreamArm(label, "" if policy is None else str(policy), scheme, chunk, every)
-            record.arms.append(arm)
-            if policy is None:
-                recompute(model, ids, window, arm, samples=samples, seed=seed, progress=progress)
-            else:
-                follow(model, ids, policy, scheme, arm, progress=progress)
-    return record
+    return ids, wanted, meta
 
 
 def wanted_arms(arms: Any, window: int, sinks: int, positions: str) -> list[tuple[str, Policy | None, str]]:
@@ -146,7 +166,6 @@ def _arm(arm: Any, window: int, sinks: int, positions: str) -> tuple[str, Policy
     return arm, as_policy(arm), positions
 
 
-@torch.no_grad()
 def follow(
     model: nn.Module, ids: Sequence[int], policy: str | Policy, positions: str, arm: StreamArm, *,
     progress: Progress | None = None, nats: list[float] | None = None,
@@ -157,26 +176,57 @@ def follow(
     every single loss.
     """
     policy = as_policy(policy)
-    text = torch.tensor([list(ids)], device=compat.input_device(model))
-    last = text.shape[1] - 1
-    context = compat.trained_context(compat.config(model))
-    if policy.budget is None and context is not None and last > context:
-        last, arm.note = context, f"stopped at the {context} positions that the model was made for"
+    last = _last(model, ids, policy, arm)
     with streaming(model, policy, positions=positions, chunk=arm.chunk) as cache:
         for i in range(0, last, arm.chunk):
-            j = min(i + arm.chunk, last)
-            start = time.perf_counter()
-            logits = model(text[:, i:j], cache=cache).logits[0]
-            arm.seconds += time.perf_counter() - start
-            found = losses(logits, text[0, i + 1 : j + 1])
-            add(arm, i, found)
-            if nats is not None:
-                nats += found.tolist()
-            arm.cache_bytes, arm.held = cache.nbytes(), cache.held()
+            done = _read(model, ids, i, min(i + arm.chunk, last), cache, arm, nats)
             if progress is not None:
-                progress(arm, j)
-    arm.complete = last == text.shape[1] - 1
+                progress(arm, done)
+    arm.complete = last == len(ids) - 1
     return arm
+
+
+def following(
+    model: nn.Module, ids: Sequence[int], policy: str | Policy, positions: str, arm: StreamArm
+) -> Iterator[int]:
+    """:func:`follow` a pass at a time, yielding how many predictions are made.
+
+    Between two passes the model is as it was, so that several arms can take turns.
+    """
+    policy = as_policy(policy)
+    last = _last(model, ids, policy, arm)
+    with streaming(model, policy, positions=positions, chunk=arm.chunk) as cache:
+        pass
+    for i in range(0, last, arm.chunk):
+        with resumed(cache):
+            done = _read(model, ids, i, min(i + arm.chunk, last), cache, arm, None)
+        arm.complete = done == len(ids) - 1
+        yield done
+
+
+def _last(model: nn.Module, ids: Sequence[int], policy: Policy, arm: StreamArm) -> int:
+    """How many predictions can be made; says in the arm why not all."""
+    last, context = len(ids) - 1, compat.trained_context(compat.config(model))
+    if policy.budget is None and context is not None and last > context:
+        last, arm.note = context, f"stopped at the {context} positions that the model was made for"
+    return last
+
+
+@torch.no_grad()
+def _read(
+    model: nn.Module, ids: Sequence[int], i: int, j: int, cache: Any, arm: StreamArm, nats: list[float] | None
+) -> int:
+    """One pass over tokens ``i:j``, each predicting the next."""
+    text = torch.tensor([list(ids[i : j + 1])], device=compat.input_device(model))
+    start = time.perf_counter()
+    logits = model(text[:, :-1], cache=cache).logits[0]
+    arm.seconds += time.perf_counter() - start
+    found = losses(logits, text[0, 1:])
+    add(arm, i, found)
+    if nats is not None:
+        nats += found.tolist()
+    arm.cache_bytes, arm.held = cache.nbytes(), cache.held()
+    return j
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from sinkgate.hf.stream_pass import Running
 from sinkgate.hf.stream_proof import TOKENS, prove
 from sinkgate.hf.streaming_cache import SCHEMES, StreamingCache
 
-__all__ = ["new_stream", "streaming"]
+__all__ = ["new_stream", "resumed", "streaming"]
 
 
 @contextmanager
@@ -116,6 +116,25 @@ def _configs(model: nn.Module, running: Running) -> list[Any]:
 
 
 RUNNING = "_sinkgate_running"
+
+
+@contextmanager
+def resumed(cache: StreamingCache) -> Iterator[StreamingCache]:
+    """Inside, the model streams once more through a cache whose ``with`` was left; outside, others may use it.
+
+    Cheaper than a new :func:`streaming`: what that looked at is remembered, so streams of several policies can take turns
+    a pass at a time.
+
+    Raises:
+        ArgumentError: a cache that was made alone.
+        UnsupportedError: the model streams already.
+    """
+    if cache.alone:
+        raise ArgumentError("this cache was made alone; give one that sg.streaming yielded")
+    if RUNNING in cache._made.model.__dict__:
+        raise UnsupportedError("this model is inside another sg.streaming already; leave that `with` first")
+    with _installed(cache._made):
+        yield cache
 
 
 def new_stream(cache: StreamingCache) -> StreamingCache:

@@ -161,10 +161,15 @@ class Writer:
         self.one: dict[str, Any] = {"logits_to_keep": 1} if takes else {}
         self.logits: Tensor | None = None
         self.tail: list[int] = []  # the last tokens that went through
-        self.written = 0  # tokens of the last answer
+        self.answer: list[int] = []  # tokens of the last answer
         self.why = ""  # it ended: "end", "stop", "length" or "interrupted"
         self.rest = ""  # text that went through after what was given out: a stop text
         self.read_seconds = self.write_seconds = 0.0
+
+    @property
+    def written(self) -> int:
+        """Tokens of the last answer."""
+        return len(self.answer)
 
     def read(self, ids: Sequence[int], until: Callable[[], bool] = _never) -> int:
         """Take new tokens, a chunk at a time; returns how many, fewer if ``until()`` became true."""
@@ -177,7 +182,7 @@ class Writer:
     def write(self, most: int, until: Callable[[], bool] = _never) -> Iterator[str]:
         """An answer to what was read, piece by piece; what is given out has gone through the cache when it ends."""
         text = _Text(self.tokenizer, self.tail, self.stop)
-        self.written, self.why, self.rest, self.write_seconds = 0, "length", "", 0.0
+        self.answer, self.why, self.rest, self.write_seconds = [], "length", "", 0.0
         if self.logits is None:
             raise ArgumentError("there is nothing to go on from: give a prompt of at least one token")
         while self.written < most:
@@ -190,7 +195,7 @@ class Writer:
             if token in self.ends:
                 self.why = "end"
                 break
-            self.written += 1
+            self.answer.append(token)
             if piece := text.add(token):
                 yield piece
             start = time.perf_counter()

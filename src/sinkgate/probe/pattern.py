@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from sinkgate.blocks import weight_blocks
@@ -19,7 +20,9 @@ from sinkgate.masks import Visibility
 from sinkgate.probe.text import bos_prefix
 from sinkgate.site import Site
 
-__all__ = ["Pattern", "pattern"]
+__all__ = ["Pattern", "one_head", "pattern", "rows_of"]
+
+ROWS = 64  # queries whose weights are worked out at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,34 +112,59 @@ class _Rows:
 
     def site(self, site: Site) -> None:
         """Keep the wanted rows if this is the wanted layer."""
-        if site.layer != self.layer:
-            return
-        rows = torch.tensor(self.queries, device=site.q.device)
-        keys = site.k.shape[-2]
-        seen = site.visibility
-        mask = seen.mask
-        if mask is not None:
-            mask = mask[:, self.head if mask.shape[1] > 1 else 0, rows][:, None]
-        else:
-            position = rows[:, None] + keys - site.q.shape[-2]
-            mask = ((position >= torch.arange(keys, device=rows.device)) | (not seen.causal))[None, None]
-        kv = self.head // site.group
-        picked = Site(
-            layer=0, q=site.q[:, self.head : self.head + 1, rows], k=site.k[:, kv : kv + 1], v=site.v[:, kv : kv + 1],
-            out=site.out[:, self.head : self.head + 1, rows], scale=site.scale, softcap=site.softcap,
-            visibility=Visibility(len(rows), keys, causal=False, mask=mask.expand(1, 1, -1, -1)),
-            sink_logit=_sink_of(site, self.head, rows),
-        )  # fmt: skip
-        self.weights = torch.zeros(len(rows), keys)
-        self.learned = torch.zeros(len(rows))
-        for block in weight_blocks(picked):
-            span = block.span
-            self.weights[span.i0 : span.i1, span.k0 : span.k1] = block.weights[0].cpu()
-            if block.log2_sink is not None:
-                self.learned[span.i0 : span.i1] = block.log2_sink[0].exp2().cpu()
+        if site.layer == self.layer:
+            weights, learned = rows_of(site, self.head, self.queries)
+            self.weights, self.learned = weights.cpu(), learned.cpu()
 
     def stream(self, depth: int, hidden: Tensor, real: Tensor | None = None) -> None:
         """Hidden states are not wanted here."""
+
+
+def rows_of(site: Site, head: int, queries: Sequence[int]) -> tuple[Float[Tensor, "r s"], Float[Tensor, " r"]]:
+    """The weights of some queries of one head over every key, and what a learned sink logit takes of each row; float32.
+
+    Peak memory is ``min(r, 64) × s`` floats, a few times, beside the result.
+    """
+    rows = torch.as_tensor(list(queries), device=site.q.device)
+    keys, seen = site.k.shape[-2], site.visibility
+    mask = seen.mask
+    if mask is not None:
+        mask = mask[:, head if mask.shape[1] > 1 else 0, rows][:, None]
+    else:
+        position = rows[:, None] + keys - site.q.shape[-2]
+        mask = ((position >= torch.arange(keys, device=rows.device)) | (not seen.causal))[None, None]
+    kv = head // site.group
+    picked = Site(
+        layer=0, q=site.q[:, head : head + 1, rows], k=site.k[:, kv : kv + 1], v=site.v[:, kv : kv + 1],
+        out=site.out[:, head : head + 1, rows], scale=site.scale, softcap=site.softcap,
+        visibility=Visibility(len(rows), keys, causal=False, mask=mask.expand(1, 1, -1, -1)),
+        sink_logit=_sink_of(site, head, rows),
+    )  # fmt: skip
+    weights = torch.zeros(len(rows), keys, device=site.q.device)
+    learned = torch.zeros(len(rows), device=site.q.device)
+    for block in weight_blocks(picked, rows=min(len(rows), ROWS), logs=False):
+        span = block.span
+        weights[span.i0 : span.i1, span.k0 : span.k1] = block.weights[0]
+        if block.log2_sink is not None:
+            learned[span.i0 : span.i1] = block.log2_sink[0].exp2()
+    return weights, learned
+
+
+def one_head(site: Site, head: int) -> Site:
+    """What :func:`rows_of` needs of one head (head 0 of the result), copied, so that the rest of the pass can go.
+
+    Values are left out. A mask of the model's own stays as it is: it is as large as the model made it.
+    """
+    kv, one = head // site.group, slice(head, head + 1)
+    nothing = site.q.new_zeros(()).expand(site.q.shape[0], 1, site.k.shape[-2], 1)
+    seen = site.visibility
+    if seen.mask is not None and seen.mask.shape[1] > 1:
+        seen = Visibility(seen.queries, seen.keys, causal=seen.causal, mask=seen.mask[:, one])
+    return Site(
+        layer=site.layer, q=site.q[:, one].clone(), k=site.k[:, kv : kv + 1].clone(), v=nothing,
+        out=nothing[:, :, : site.q.shape[-2]], visibility=seen, scale=site.scale, softcap=site.softcap,
+        sink_logit=_sink_of(site, head, torch.arange(site.q.shape[-2], device=site.q.device)),
+    )  # fmt: skip
 
 
 def _sink_of(site: Site, head: int, rows: Tensor) -> Tensor | None:

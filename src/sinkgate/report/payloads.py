@@ -15,6 +15,10 @@ def payload_of(record: Any) -> dict[str, Any]:
         from sinkgate.report.payload import payload
 
         return payload(record)
+    if type(record).__module__ == "sinkgate.interventions.effects":  # whose import needs torch
+        from sinkgate.report import effects
+
+        return effects.payload(record)
     from sinkgate.lab.comparison_record import Comparison
 
     if isinstance(record, Comparison):

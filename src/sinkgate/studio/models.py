@@ -34,15 +34,24 @@ class Models:
         for name in self.names:
             look(name)
 
+    def named(self, name: Any) -> str:
+        """The name, if it was given on the command line; nothing is loaded.
+
+        Raises:
+            ModelError: it was not.
+        """
+        if name not in self.names:
+            known = ", ".join(self.names) or "none"
+            raise ModelError(f"this studio was not started with the model {str(name)[:80]!r}; it may load: {known}")
+        return str(name)
+
     def get(self, name: Any) -> Any:
         """The model of that name, loaded when first asked for. Hold ``lock`` while it works.
 
         Raises:
             ModelError: it was not named on the command line, or cannot be loaded.
         """
-        if name not in self.names:
-            known = ", ".join(self.names) or "none"
-            raise ModelError(f"this studio was not started with the model {str(name)[:80]!r}; it may load: {known}")
+        self.named(name)
         with self.lock:
             if name not in self._loaded:
                 from sinkgate.hf.load import load

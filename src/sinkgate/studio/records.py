@@ -11,17 +11,10 @@ from typing import Any
 from sinkgate.errors import RecordError, SinkgateError
 from sinkgate.files import read_json
 from sinkgate.report.html import Entry
+from sinkgate.report.pages import FILES, KINDS, open_record
 
 __all__ = ["KINDS", "Shelf"]
 
-# what a record's file says it is → the kind of page that shows it
-KINDS = {
-    "sinkgate.diagnosis": "diagnosis",
-    "sinkgate.comparison": "comparison",
-    "sinkgate.stream": "stream",
-    "sinkgate.recall_run": "recall",
-}
-NAMES = ("record.json", "stream.json", "recall.json")
 MOST = 200  # records found below the folders that were given
 
 
@@ -123,7 +116,7 @@ def _looked(path: Path, notes: list[str]) -> tuple[list[_Found], list[_Found]]:
 
 def _inside(folder: Path, root: Path, notes: list[str]) -> Iterator[_Found]:
     """The records in a folder; what lies there under such a name and is none is told, or refused where it was named."""
-    for name in NAMES:
+    for name in FILES:
         file = folder / name
         if not os.path.lexists(file):
             continue
@@ -153,21 +146,7 @@ def _name(path: Path) -> str:
 
 def _record(found: _Found) -> Any:
     try:
-        if found.kind == "diagnosis":
-            from sinkgate.record import Diagnosis
-
-            return Diagnosis.load(found.path)
-        if found.kind == "comparison":
-            from sinkgate.lab.comparison_record import Comparison
-
-            return Comparison.load(found.path)
-        if found.kind == "stream":
-            from sinkgate.evaluate.stream_record import StreamRecord
-
-            return StreamRecord.load(found.path)
-        from sinkgate.evaluate.recall_record import RecallRun
-
-        return RecallRun.load(found.path)
+        return open_record(found.path)
     except SinkgateError:
         raise
     except MemoryError as err:

@@ -1,6 +1,7 @@
 // The frame around the pages: it owns the state, the address, the theme and the language.
 //
-// A page is { id, title(), keys, read(asked, context), build(el, context), draw(el, context, state, change), leave?(el) }:
+// A page is { id, title(), keys, read(asked, context), build(el, context), draw(el, context, state, change), leave?(el),
+// prepare?(context, state, asked) → Promise, reopens?: keys whose change builds it anew, refused?(el, context, state) }:
 // read() makes its part of the state from the address, build() makes its elements once, draw() shows the state.
 // A control says what it wants with a "want" event, which bubbles to here. Text from a model or a corpus is only
 // ever written as text nodes, after clean() or token().
@@ -101,7 +102,7 @@ function start(payload) {
     const el = at("page");
     document.title = clean(`${page.title()} · sinkgate`);
     try {
-      await prepare(el);
+      await prepare(el, asked);
       if (turn !== building) return;
       state = { ...state, ...page.read(asked, context) };
       page.build(el, context);
@@ -110,12 +111,13 @@ function start(payload) {
     } catch (error) {
       if (turn !== building) return;
       el.replaceChildren(h("p", { class: "refused", role: "alert" }, bdi(error.message)));
+      page.refused?.(el, context, state);
       if (!(error.constructor.name === "Refused")) throw error;
     }
     document.documentElement.dataset.ready = "yes";
   }
 
-  async function prepare(el) {
+  async function prepare(el, asked) {
     if (!page.kind) return;
     const entries = context.of(page.kind), entry = entries.find((each) => each.id === state.record) ?? entries[0];
     if (!entry) { context.entry = context.payload = null; return; }
@@ -123,16 +125,17 @@ function start(payload) {
     if (!entry.payload) el.replaceChildren(h("p", { class: "note", role: "status" }, t("Reading the record…")));
     context.entry = entry;
     context.payload = await context.load(entry);
+    await page.prepare?.(context, state, asked);
   }
 
   document.addEventListener("want", (event) => {
     const before = state, change = event.detail;
     state = { ...state, ...change };
-    if (state.page !== before.page || state.lang !== before.lang || state.record !== before.record) {
+    if (state.page !== before.page || state.lang !== before.lang || state.record !== before.record || page.reopens?.some((key) => state[key] !== before[key])) {
       const asked = new URLSearchParams(state.page === before.page ? addressOf(state, page).slice(1) : "");
       if (state.page !== before.page) for (const key of pages.find((each) => each.id === state.page).keys) if (state[key] !== undefined) asked.set(key, state[key]);
       open(asked).then(() => {
-        const focus = change.page ? `[data-page="${change.page}"]` : change.lang ? `#language input[value="${change.lang}"]` : null;
+        const focus = change.page ? `[data-page="${change.page}"]` : change.lang ? `#language input[value="${change.lang}"]` : change.focus ?? null;
         if (focus) document.querySelector(focus)?.focus();
       });
       return;

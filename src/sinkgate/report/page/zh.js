@@ -1,4 +1,5 @@
 import { learn } from "sinkgate/lib/language.js";
+import "sinkgate/lib/zh.js";
 
 learn("zh", {
   "Pages": "页面", "Theme": "主题", "Language": "语言", "Auto": "自动", "Light": "浅色", "Dark": "深色", "studio": "工作室", "report": "报告",

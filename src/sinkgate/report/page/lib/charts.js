@@ -1,6 +1,7 @@
 import { ticks, logTicks, hatch } from "sinkgate/lib/colour.js";
 import { h, s, say, tip, away, figure } from "sinkgate/lib/dom.js";
-import { fmt, number, percent, tick, plural } from "sinkgate/lib/text.js";
+import { t } from "sinkgate/lib/language.js";
+import { fmt, number, percent, tick, wide } from "sinkgate/lib/text.js";
 
 /** Lines over one list of x. spec: {label, x, xlabel, xlog, xnames, xfmt, ylabel, ylog, ylo, yhi, yfmt, series: [{name, cls, y, lo, hi}]} */
 export function lineChart(width, spec) {
@@ -8,7 +9,7 @@ export function lineChart(width, spec) {
   const xs = spec.x, use = xs.map((v, i) => keep(v, spec.xlog) && spec.series.some((line) => keep(line.y[i], spec.ylog)));
   const ys = spec.series.flatMap((line) => [line.y, line.lo ?? [], line.hi ?? []].flat()).filter((v) => keep(v, spec.ylog));
   const xv = xs.filter((_, i) => use[i]);
-  if (!xv.length) return h("p", { class: "empty" }, spec.empty ?? "Not measurable here.");
+  if (!xv.length) return h("p", { class: "empty" }, spec.empty ?? t("Not measurable here."));
   const yfmt = spec.yfmt ?? fmt, xfmt = spec.xfmt ?? tick, mark = spec.ytick ?? tick;
   let [x0, x1] = [Math.min(...xv), Math.max(...xv)], [y0, y1] = [spec.ylo ?? Math.min(...ys), spec.yhi ?? Math.max(...ys)];
   if (x0 === x1) [x0, x1] = spec.xlog ? [x0 / 2, x1 * 2] : [x0 - 0.5, x1 + 0.5];
@@ -23,7 +24,7 @@ export function lineChart(width, spec) {
   const legend = [];
   let lx = 0, ly = 26;
   for (const line of spec.series) {
-    const need = 26 + line.name.length * 6.4 + 14;
+    const need = 26 + wide(line.name) + 14;
     if (lx && lx + need > W) { lx = 0; ly += 16; }
     legend.push([line, lx, ly]);
     lx += need;
@@ -74,7 +75,7 @@ export function lineChart(width, spec) {
     cross.replaceChildren(s("line", { x1: x, x2: x, y1: top, y2: H - foot, class: "cross" }),
       ...spec.series.filter((line) => keep(line.y[i], spec.ylog)).map((line) => s("circle", { cx: x, cy: Y(line.y[i]), r: 4, class: line.cls.replace("c-", "f-") })));
     const lines = [`${spec.xname ?? spec.xlabel} ${spec.xnames ? spec.xnames[i] : xfmt(xs[i])}`,
-      ...spec.series.map((line) => `${line.name}: ${yfmt(line.y[i])}${line.lo && number(line.lo[i]) && number(line.hi[i]) ? ` (${yfmt(line.lo[i])} to ${yfmt(line.hi[i])})` : ""}`)];
+      ...spec.series.map((line) => line.lo && number(line.lo[i]) && number(line.hi[i]) ? t("{name}: {value} ({low} to {high})", { name: line.name, value: yfmt(line.y[i]), low: yfmt(line.lo[i]), high: yfmt(line.hi[i]) }) : t("{name}: {value}", { name: line.name, value: yfmt(line.y[i]) }))];
     const box = svg.getBoundingClientRect();
     tip({ left: box.left + x, width: 0, top: box.top + top, bottom: box.top + H }, lines, true);
     return lines.join(", ");
@@ -95,21 +96,21 @@ export function lineChart(width, spec) {
   return svg;
 }
 
-export const lineData = (spec) => () => [[spec.xname ?? spec.xlabel, ...spec.series.flatMap((line) => [line.name, ...(line.lo ? [`${line.name} lo`, `${line.name} hi`] : [])])],
+export const lineData = (spec) => () => [[spec.xname ?? spec.xlabel, ...spec.series.flatMap((line) => [line.name, ...(line.lo ? [t("{name}, low", { name: line.name }), t("{name}, high", { name: line.name })] : [])])],
   ...spec.x.map((v, i) => [spec.xnames ? spec.xnames[i] : v, ...spec.series.flatMap((line) => [line.y[i], ...(line.lo ? [line.lo[i], line.hi[i]] : [])])])];
 
 /** A figure of a lineChart. */
-export const lines = (title, name, about, spec, note) => figure({ title, name, about, note, draw: (width) => lineChart(width, { label: `${title}. ${spec.label ?? ""} Arrow keys read the values.`, ...spec, label: `${title}. Arrow keys read the values.` }), data: lineData(spec) });
+export const lines = (title, name, about, spec, note) => figure({ title, name, about, note, draw: (width) => lineChart(width, { ...spec, label: t("{title}. Arrow keys read the values.", { title }) }), data: lineData(spec) });
 
 export function histogram(width, counts) {
   const W = Math.max(width, 200), H = 150, left = 44, foot = 38, top = 20, n = counts.length, total = counts.reduce((a, b) => a + b, 0);
   const most = Math.max(...counts, 1), step = (W - left - 10) / n, Y = (v) => top + (H - top - foot) * (1 - v / most);
   const marks = ticks(0, most, 3).filter(Number.isInteger);
-  const svg = s("svg", { width: W, height: H, viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `Histogram of the sink's weight over ${total} queries` },
-    s("text", { x: 0, y: 11 }, "queries"),
+  const svg = s("svg", { width: W, height: H, viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": t("Histogram of the sink's weight over {total} queries", { total: fmt(total) }) },
+    s("text", { x: 0, y: 11 }, t("queries")),
     marks.map((v) => [s("line", { x1: left, x2: W - 10, y1: Y(v), y2: Y(v), class: "gridline" }), s("text", { x: left - 7, y: Y(v) + 4, "text-anchor": "end" }, fmt(v))]),
     counts.map((v, i) => {
-      const lines = [`pₛ from ${tick(i / n)} to ${tick((i + 1) / n)}`, `${plural(v, "query").replace("querys", "queries")}, ${percent(v / (total || 1))}`];
+      const lines = [t("pₛ from {low} to {high}", { low: tick(i / n), high: tick((i + 1) / n) }), t(v === 1 ? "{n} query, {share}" : "{n} queries, {share}", { n: fmt(v), share: percent(v / (total || 1)) })];
       const show = (event) => tip(event.currentTarget.getBoundingClientRect(), lines);
       return s("g", { pointerenter: show, pointerleave: away },
         s("rect", { x: left + i * step, y: top, width: step, height: H - top - foot, fill: "none", "pointer-events": "all" }),
@@ -117,7 +118,7 @@ export function histogram(width, counts) {
     }),
     s("line", { x1: left, x2: W - 10, y1: H - foot, y2: H - foot, class: "axis" }),
     [0, 0.25, 0.5, 0.75, 1].map((v) => s("text", { x: left + v * n * step, y: H - foot + 16, "text-anchor": "middle" }, String(v))),
-    s("text", { x: (left + W - 10) / 2, y: H - 4, "text-anchor": "middle" }, "weight on the sink, pₛ"));
+    s("text", { x: (left + W - 10) / 2, y: H - 4, "text-anchor": "middle" }, t("weight on the sink, pₛ")));
   return svg;
 }
 
@@ -125,13 +126,13 @@ export function histogram(width, counts) {
 export function splitBars(width, split) {
   const W = Math.max(width, 200), [id, defs] = hatch(), { p, g } = split;
   const outlet = number(p) && number(g) ? Math.max(0, 1 - p - g) : 0;
-  const bars = [["weight spent", [["sink pₛ", p, "f-sink"], ...(outlet > 5e-4 ? [["learned outlet", outlet, "f-other"]] : []), ["content g", g, "f-content"]]],
-    ["weight × value norm ‖v‖", [["sink", number(split.v_sink) ? p * split.v_sink : null, "f-sink"], ["content", number(split.v_content) ? g * split.v_content : null, "f-content"]]]];
+  const bars = [[t("weight spent"), [[t("sink pₛ"), p, "f-sink"], ...(outlet > 5e-4 ? [[t("learned outlet"), outlet, "f-other"]] : []), [t("content g"), g, "f-content"]]],
+    [t("weight × value norm ‖v‖"), [[t("sink"), number(split.v_sink) ? p * split.v_sink : null, "f-sink"], [t("content"), number(split.v_content) ? g * split.v_content : null, "f-content"]]]];
   const spoken = [];
   const drawn = bars.map(([label, parts], i) => {
     const y = i * 60, total = parts.reduce((sum, part) => sum + part[1], 0), known = parts.every((part) => number(part[1])) && total > 0;
-    spoken.push(`${label}: ${known ? parts.map(([name, v]) => `${name} ${fmt(v)}`).join(", ") : "not measurable"}`);
-    if (!known) return [s("text", { x: 0, y: y + 11 }, label), s("rect", { x: 0, y: y + 17, width: W, height: 16, fill: `url(#${id})` }), s("text", { x: 0, y: y + 48 }, "not measurable")];
+    spoken.push(`${label}: ${known ? parts.map(([name, v]) => `${name} ${fmt(v)}`).join(", ") : t("not measurable")}`);
+    if (!known) return [s("text", { x: 0, y: y + 11 }, label), s("rect", { x: 0, y: y + 17, width: W, height: 16, fill: `url(#${id})` }), s("text", { x: 0, y: y + 48 }, t("not measurable"))];
     let x = 0;
     return [s("text", { x: 0, y: y + 11 }, label), parts.map(([name, v, cls], n) => {
       const from = x, wide = (W * v) / total, last = n === parts.length - 1;

@@ -1,4 +1,5 @@
 import { s } from "sinkgate/lib/dom.js";
+import { t } from "sinkgate/lib/language.js";
 import { clean, number } from "sinkgate/lib/text.js";
 
 export const VIRIDIS = ["#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26", "#fde725"];
@@ -12,7 +13,7 @@ export const KINDS = {
   specific: ["#009e73", "K"], none: ["none", ""], unmeasured: ["hatch", ""],
 };
 export const SPARE = ["#cc79a7", "#f0e442", "#8c6d31", "#7570b3"];
-export const WARNING = "Brightness is not importance: a key holding 90% whose value is near zero writes almost nothing. See “sink write ratio”.";
+export const warning = () => t("Brightness is not importance: a key holding 90% whose value is near zero writes almost nothing. See “sink write ratio”.");
 export const massLike = (metric) => metric.scale !== "category" && /mass|excess|margin|other.key|sink.rate/i.test(`${metric.id} ${metric.label}`);
 export const aboutWrites = (metric) => /write/i.test(`${metric.id} ${metric.label}`);
 
@@ -22,6 +23,14 @@ export function mix(stops, share) {
   const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1), i = Math.min(Math.floor(at), stops.length - 2);
   const [a, b] = [channels(stops[i]), channels(stops[i + 1])];
   return "#" + a.map((v, k) => Math.round(v + (b[k] - v) * (at - i)).toString(16).padStart(2, "0")).join("");
+}
+
+const RAMPS = new Map();
+
+/** The same in 256 steps that are mixed once: a map has thousands of cells. */
+export function step(stops, share) {
+  if (!RAMPS.has(stops)) RAMPS.set(stops, Array.from({ length: 256 }, (_, i) => mix(stops, i / 255)));
+  return RAMPS.get(stops)[Math.round(255 * Math.min(Math.max(share, 0), 1))];
 }
 
 export function ink(hex) {
@@ -47,7 +56,7 @@ export function colour(metric, value, dark) {
   if (value === null || value === undefined) return null;
   if (metric.scale === "category") return kindOf(metric, value)[0];
   if (!number(value)) return null;
-  return mix(metric.scale === "diverging" ? DIVERGING[dark ? "dark" : "light"] : VIRIDIS, place(metric, value));
+  return step(metric.scale === "diverging" ? DIVERGING[dark ? "dark" : "light"] : VIRIDIS, place(metric, value));
 }
 
 export function ticks(lo, hi, count) {

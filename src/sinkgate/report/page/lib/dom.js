@@ -1,4 +1,5 @@
-import { LIMIT, TITLE_LIMIT, clean, fmt, token, tokenText, visible } from "sinkgate/lib/text.js";
+import { t } from "sinkgate/lib/language.js";
+import { LIMIT, TITLE_LIMIT, clean, fmt, token, tokenText, visible, wide } from "sinkgate/lib/text.js";
 
 export function fill(el, attrs, children) {
   for (const [key, value] of Object.entries(attrs ?? {})) {
@@ -36,8 +37,9 @@ export function tip(rect, lines, beside = false) {
 /** A pointer left: a finger leaves as soon as it has touched, and what it asked for stays. */
 export const away = (event) => { if (event.pointerType === "mouse") tip(null); };
 
-export function save(name, type, text) {
-  const address = URL.createObjectURL(new Blob([text], { type }));
+/** Hand the reader a file; its content is text or a Blob. */
+export function save(name, type, content) {
+  const address = URL.createObjectURL(new Blob([content], { type }));
   const link = h("a", { href: address, download: name });
   document.body.append(link);
   link.click();
@@ -46,6 +48,27 @@ export function save(name, type, text) {
 }
 
 export const fileName = (text) => clean(text).toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 80) || "sinkgate";
+
+/** The drawing, already a file of its own, as a PNG of twice its size. */
+export async function savePng(name, drawing) {
+  const address = URL.createObjectURL(new Blob([drawing], { type: "image/svg+xml" }));
+  try {
+    const picture = h("img", { alt: "" });
+    picture.src = address;
+    await picture.decode();
+    const canvas = h("canvas", { width: 2 * picture.naturalWidth, height: 2 * picture.naturalHeight });
+    canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+    save(name, "image/png", await new Promise((done) => canvas.toBlob(done, "image/png")));
+  } finally {
+    URL.revokeObjectURL(address);
+  }
+}
+
+/** The buttons that save a drawing: as SVG, as PNG, and its numbers as CSV. `drawing` gives the SVG, `data` the rows. */
+export const savers = ({ title, name, drawing, data }) => h("span", { class: "tools" },
+  h("button", { type: "button", "aria-label": t("Save “{title}” as SVG", { title }), click: () => save(`${name}.svg`, "image/svg+xml", drawing()) }, "SVG"),
+  h("button", { type: "button", "aria-label": t("Save “{title}” as PNG", { title }), click: () => savePng(`${name}.png`, drawing()) }, "PNG"),
+  data && h("button", { type: "button", "aria-label": t("Save the numbers of “{title}” as CSV", { title }), click: () => save(`${name}.csv`, "text/csv", csv(data())) }, "CSV"));
 
 /** Rows as CSV; text that a spreadsheet would run as a formula is quoted with an apostrophe. */
 export function csv(rows) {
@@ -81,13 +104,17 @@ export function plain(svg) {
 export function standalone(svg, title, scale, text) {
   const copy = plain(svg), page = getComputedStyle(document.body), rise = 30;
   const width = Math.max(svg.width.baseVal.value, 360), height = svg.height.baseVal.value, line = { x: 0, fill: page.color, stroke: "none", "font-size": 12 };
-  const cut = (words, size) => (words.length * size > width ? words.slice(0, Math.floor(width / size)) + "…" : words);
+  const cut = (words, size) => {
+    let kept = [...words];
+    while (kept.length && wide(kept.join(""), size) > width) kept = kept.slice(0, -1);
+    return kept.length < [...words].length ? kept.slice(0, -1).join("") + "…" : words;
+  };
   let bottom = height;
   if (scale) { copy.append(fill(plain(scale), { y: bottom + 12 }, [])); bottom += 50; }
   let row = "";
-  const put = () => { copy.append(s("text", { ...line, y: bottom + 18 }, cut(row, 6))); bottom += 18; };
+  const put = () => { copy.append(s("text", { ...line, y: bottom + 18 }, cut(row, 11.5))); bottom += 18; };
   for (const part of text ? text.split(" · ") : []) {
-    if (row && (row.length + part.length + 3) * 6 > width) { put(); row = ""; }
+    if (row && wide(`${row} · ${part}`, 11.5) > width) { put(); row = ""; }
     row += (row ? " · " : "") + part;
   }
   if (row) { put(); bottom += 6; }
@@ -95,18 +122,17 @@ export function standalone(svg, title, scale, text) {
   copy.prepend(
     s("title", {}, title),
     s("rect", { x: -12, y: -rise, width: width + 24, height: bottom + rise + 12, fill: page.backgroundColor }),
-    s("text", { ...line, y: -12, "font-weight": 600, "font-size": 13 }, cut(title, 6.6)));
+    s("text", { ...line, y: -12, "font-weight": 600, "font-size": 13 }, cut(title, 12.5)));
   return new XMLSerializer().serializeToString(copy);
 }
 
 /** A titled drawing that is redrawn when its width changes, with buttons that save it. */
 export function figure({ title, note, name, about, draw, data }) {
   const plot = h("div", { class: "plot" });
-  const tools = h("span", { class: "tools" },
-    h("button", { type: "button", "aria-label": `Save “${title}” as SVG`, click: () => save(`${fileName(name)}.svg`, "image/svg+xml", standalone(plot.querySelector("svg"), `${title}${about ? ` · ${clean(about)}` : ""}`)) }, "SVG"),
-    data && h("button", { type: "button", "aria-label": `Save the numbers of “${title}” as CSV`, click: () => save(`${fileName(name)}.csv`, "text/csv", csv(data())) }, "CSV"));
+  const drawing = () => standalone(plot.querySelector("svg"), `${title}${about ? ` · ${clean(about)}` : ""}`);
+  const tools = savers({ title, name: fileName(name), drawing, data });
   const box = h("figure", {}, h("figcaption", {}, h("span", { class: "t" }, title), tools), plot, note && h("p", { class: "note" }, note));
-  watch(plot, (width) => plot.replaceChildren(draw(width)));
+  watch(plot, (width) => { plot.replaceChildren(draw(width)); tools.hidden = !plot.querySelector("svg"); });
   return box;
 }
 
@@ -119,7 +145,7 @@ export function watch(el, paint) {
 }
 
 /** A table from columns {head, get, show?, num?, wide?, rowhead?}: `get` feeds the CSV, `show` the page. */
-export function table({ caption, columns, rows, name, empty = "None." }) {
+export function table({ caption, columns, rows, name, empty = t("None.") }) {
   if (!rows.length) return h("div", { class: "table" }, h("h3", {}, caption), h("p", { class: "empty" }, empty));
   const kind = (column) => [column.num && "n", column.wide && "wide"].filter(Boolean).join(" ") || null;
   const cell = (column, row, i) => {
@@ -127,7 +153,7 @@ export function table({ caption, columns, rows, name, empty = "None." }) {
     return column.rowhead ? h("th", { scope: "row", class: kind(column) }, value) : h("td", { class: kind(column) }, value);
   };
   const field = (value) => (value && typeof value === "object" ? tokenText(value, TITLE_LIMIT) : typeof value === "string" ? clean(value) : value);
-  const button = h("button", { type: "button", "aria-label": `Save the table “${caption}” as CSV`, click: () =>
+  const button = h("button", { type: "button", "aria-label": t("Save the table “{caption}” as CSV", { caption }), click: () =>
     save(`${fileName(name)}.csv`, "text/csv", csv([columns.map((c) => c.head), ...rows.map((row) => columns.map((c) => field(c.get(row))))])) }, "CSV");
   const scroll = h("div", { class: "scroll" }, h("table", {},
     h("caption", {}, caption),
@@ -146,15 +172,15 @@ export function tokenNode(raw) {
   const { text, length } = token(raw);
   const runs = visible([...text].slice(0, LIMIT).join(""), true);
   const box = h("bdi", { class: "tok" }, runs.map(([run, escaped]) => (escaped ? h("span", { class: run === "·" && text.trim() ? "esc space" : "esc" }, run) : run)));
-  if (!length) box.append(h("span", { class: "esc" }, "⟨empty⟩"));
+  if (!length) box.append(h("span", { class: "esc" }, t("⟨empty⟩")));
   if (length > LIMIT) {
     box.append(h("span", { class: "esc" }, "…"));
-    box.title = `${length} characters: ${tokenText(raw, TITLE_LIMIT)}`;
+    box.title = t("{length} characters: {text}", { length: fmt(length), text: tokenText(raw, TITLE_LIMIT) });
   }
   return box;
 }
 
-export const tokenColumn = { head: "token", get: (row) => tokenText(row.token, TITLE_LIMIT), show: (row) => tokenNode(row.token), rowhead: true };
+export const tokenColumn = () => ({ head: t("token"), get: (row) => tokenText(row.token, TITLE_LIMIT), show: (row) => tokenNode(row.token), rowhead: true });
 
 export function segments(box, name, choices, chosen, pick) {
   const legend = box.querySelector("legend");

@@ -1,3 +1,5 @@
+import { t } from "sinkgate/lib/language.js";
+
 export const LIMIT = 40, TITLE_LIMIT = 200;
 export const GAP = "\u2009", DASH = "—", MINUS = "−";
 
@@ -53,7 +55,7 @@ const SUPER = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 /** Three significant digits, a true minus, powers of ten written as such; null is a dash. */
 export function fmt(value, unit = "") {
   if (value === null || value === undefined) return DASH;
-  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "boolean") return value ? t("yes") : t("no");
   if (typeof value !== "number") return clean(value);
   const size = Math.abs(value);
   let text;
@@ -63,7 +65,7 @@ export function fmt(value, unit = "") {
     text = `${digits}×10${+power < 0 ? "⁻" : ""}${raised}`;
   } else if (Number.isInteger(value) || size >= 1000) text = Math.round(size).toLocaleString("en-US");
   else text = size.toPrecision(size < 0.1 ? 2 : 3);
-  return (value < 0 ? MINUS : "") + text + (unit ? (/^[×%]/.test(unit) ? "" : GAP) + clean(unit) : "");
+  return (value < 0 ? MINUS : "") + text + (unit ? (/^[×%]/.test(unit) ? "" : GAP) + clean(t(unit)) : "");
 }
 
 export const number = (value) => typeof value === "number";
@@ -71,3 +73,6 @@ export const percent = (value) => (number(value) ? `${(100 * value).toFixed(1)}%
 /** Numbers for an axis: no trailing zeros. */
 export const tick = (value) => fmt(value).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 export const plural = (n, word) => `${fmt(n)} ${word}${n === 1 ? "" : "s"}`;
+/** How wide a text is drawn, in pixels, about: a Chinese character takes a square. */
+export const wide = (text, size = 12) => [...String(text)].reduce((sum, c) => sum + (/[\u2e80-\u9fff\uff00-\uffef\u3000-\u303f]/.test(c) ? size * 1.02 : size * 0.53), 0);
+

@@ -1,18 +1,19 @@
-import { WARNING } from "sinkgate/lib/colour.js";
+import { warning } from "sinkgate/lib/colour.js";
 import { h, say, tip, away, save, csv, tokenNode } from "sinkgate/lib/dom.js";
+import { t, tn } from "sinkgate/lib/language.js";
 import { TITLE_LIMIT, token, tokenText, fmt, number } from "sinkgate/lib/text.js";
 
 export function drawStrip(el, payload) {
   const strip = payload.strip;
-  if (!strip?.tokens?.length) { el.replaceChildren(h("p", { class: "empty" }, "The text was not recorded.")); return; }
+  if (!strip?.tokens?.length) { el.replaceChildren(h("p", { class: "empty" }, t("The text was not recorded."))); return; }
   const ratio = strip.tokens.map((_, i) => (number(strip.mass[i]) && number(strip.null[i]) && strip.null[i] > 0 && strip.mass[i] > 0 ? strip.mass[i] / strip.null[i] : null));
   const sizes = ratio.map((r, i) => (r === null || i === strip.position0 ? null : Math.abs(Math.log2(r)))).filter(number).sort((a, b) => a - b);
   // The scale is set by the other tokens: the first one would flatten them all.
   const limit = Math.max(2, Math.ceil(sizes[Math.floor(0.985 * (sizes.length - 1))] ?? 1));
   const shade = (r) => (r === null ? null : [r >= 1 ? "hot" : "cold", Math.min(Math.abs(Math.log2(r)) / limit, 1).toFixed(2)]);
-  const lines = (i) => [`Position ${i}`, h("span", {}, "token ", tokenNode(strip.tokens[i])), `mass ${fmt(strip.mass[i])}, null ${fmt(strip.null[i])}`, ratio[i] === null ? "not measurable: too few queries see it" : `${fmt(ratio[i], "×")} its null`];
-  const said = (i) => `position ${i}, token ${tokenText(strip.tokens[i])}, mass ${fmt(strip.mass[i])}, ${ratio[i] === null ? "not measurable" : `${fmt(ratio[i])} times its null`}`;
-  const list = h("ul", { class: "strip", role: "list", "aria-label": "Tokens of one sample" }, strip.tokens.map((raw, i) => {
+  const lines = (i) => [t("Position {i}", { i }), h("span", {}, tn("token {token}", { token: tokenNode(strip.tokens[i]) })), t("mass {mass}, null {null}", { mass: fmt(strip.mass[i]), null: fmt(strip.null[i]) }), ratio[i] === null ? t("not measurable: too few queries see it") : t("{ratio} its null", { ratio: fmt(ratio[i], "×") })];
+  const said = (i) => [t("Position {i}", { i }), t("token {token}", { token: tokenText(strip.tokens[i]) }), t("mass {mass}, null {null}", { mass: fmt(strip.mass[i]), null: fmt(strip.null[i]) }), ratio[i] === null ? t("not measurable") : t("{ratio} times its null", { ratio: fmt(ratio[i]) })].join(", ");
+  const list = h("ul", { class: "strip", role: "list", "aria-label": t("Tokens of one sample") }, strip.tokens.map((raw, i) => {
     const look = shade(ratio[i]);
     const item = h("li", { role: "listitem", tabindex: i ? -1 : 0, "data-i": i, class: [look ? look[0] : "none", i === strip.position0 ? "first" : ""].join(" ").trim() }, tokenNode(raw));
     if (look) item.style.setProperty("--w", look[1]);
@@ -35,16 +36,16 @@ export function drawStrip(el, payload) {
   });
   const marks = Array.from({ length: 2 * Math.min(limit, 4) + 1 }, (_, i, n = Math.min(limit, 4)) => 2 ** (((i - n) / n) * limit));
   const name = (v) => (v >= 1 ? fmt(v, "×") : `1/${fmt(1 / v)}`);
-  const ramp = h("ul", { class: "ramp", role: "list", "aria-label": "Shading scale, mass over null" }, marks.map((v, i) => {
+  const ramp = h("ul", { class: "ramp", role: "list", "aria-label": t("Shading scale, mass over null") }, marks.map((v, i) => {
     const bar = h("i", { class: v >= 1 ? "hot" : "cold" });
     bar.style.setProperty("--w", Math.min(Math.abs(Math.log2(v)) / limit, 1).toFixed(2));
     return h("li", {}, bar, limit <= 4 || i % 4 === 0 ? name(v) : "\u00a0");
   }));
   const first = ratio[strip.position0];
   el.replaceChildren(
-    h("p", { class: "note" }, "Mean over heads of the mass each token receives, over what uniform attention would give it (1×), on a log scale that the other tokens set. ",
-      first !== null && first !== undefined ? `The outlined token, position ${strip.position0}, receives ${fmt(first, "×")}${Math.abs(Math.log2(first)) > limit ? " and lies off the scale" : ""}. ` : "", "Dotted: too few queries see the token to say."),
-    ramp, h("p", { class: "warn" }, WARNING), list,
-    h("div", { class: "tools", style: "margin-top:10px" }, h("button", { type: "button", "aria-label": "Save the tokens and their mass as CSV", click: () =>
-      save("text.csv", "text/csv", csv([["position", "token", "mass", "null", "mass over null"], ...strip.tokens.map((raw, i) => [i, tokenText(raw, TITLE_LIMIT), strip.mass[i], strip.null[i], ratio[i]])])) }, "CSV")));
+    h("p", { class: "note" }, t("Mean over heads of the mass each token receives, over what uniform attention would give it (1×), on a log scale that the other tokens set."), " ",
+      first !== null && first !== undefined ? t(Math.abs(Math.log2(first)) > limit ? "The outlined token, position {i}, receives {ratio} and lies off the scale." : "The outlined token, position {i}, receives {ratio}.", { i: strip.position0, ratio: fmt(first, "×") }) : "", " ", t("Dotted: too few queries see the token to say.")),
+    ramp, h("p", { class: "warn" }, warning()), list,
+    h("div", { class: "tools", style: "margin-top:10px" }, h("button", { type: "button", "aria-label": t("Save the tokens and their mass as CSV"), click: () =>
+      save("text.csv", "text/csv", csv([[t("position"), t("token"), t("mass"), t("null"), t("mass over null")], ...strip.tokens.map((raw, i) => [i, tokenText(raw, TITLE_LIMIT), strip.mass[i], strip.null[i], ratio[i]])])) }, "CSV")));
 }
