@@ -14,10 +14,11 @@ from sinkgate.record import Diagnosis
 
 
 def diagnosis(seed: int = 0, *, heads: int = 4, samples: int = 3, push: float = 0.0, tokens: Any = None) -> Diagnosis:
-    """One layer of random queries and keys, read as a model would be; ``push`` raises the first key's scores."""
+    """One layer of random queries and keys, read as a model would be; ``push`` raises the first key's scores (by 2·push/√8)."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(samples, heads, 96, 8, generator=generator) for _ in range(3))
-    k[:, :, 0] += push * q.mean(2)
+    q[..., 0] += 2
+    k[:, :, 0, 0] += push
     d = sg.measure(q, k, v, output_weight=torch.randn(heads * 8, 16, generator=generator), tokens=tokens, name="drawn")
     d.meta["model"]["fingerprint"] = "0123456789ab"
     return d

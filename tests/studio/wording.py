@@ -22,6 +22,7 @@ def sentences(source: str) -> Iterator[str]:
                 assert found, f"a string that does not end: {source[at : at + 60]}"
                 if (
                     depth == 1
+                    and found[1]
                     and not re.match(r"\s*[\])]?\s*===", source[found.end() :])
                     and not re.search(r"===\s*$", source[:at])
                 ):

@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     paths = [_file(Path(record)) for record in args.record]
     if len(paths) > 1:
         return _several(args, paths)
-    path, kind = paths[0], _format(paths[0])
+    from sinkgate.report.pages import format_of
+
+    path, kind = paths[0], format_of(paths[0])
     if kind in ("sinkgate.stream", "sinkgate.recall_run"):
         return _stream(args, path, kind)
     if kind == "sinkgate.comparison":
@@ -113,12 +115,3 @@ def _file(path: Path) -> Path:
     if len(found) > 1:
         raise RecordError(f"{path} holds {' and '.join(p.name for p in found)}; name one: {found[0]}")
     return found[0] if found else path
-
-
-def _format(path: Path) -> str | None:
-    """What a record says it is; None where that cannot be told."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data.get("format") if isinstance(data, dict) else None

@@ -124,17 +124,17 @@ def _elsewhere(d: Diagnosis, over: np.ndarray, t: Any) -> list[str]:
         ordered = sorted(zip(kinds_found, counts, strict=True), key=lambda x: -x[1])
         listed = ", ".join(t("{count} {kind}", count=c, kind=t(str(k))) for k, c in ordered)
         top = d.top_other_mass[np.isfinite(d.top_other_mass)]
-        values = {
+        where: dict[str, Any] = {
             "local": np.nanmean(d.local_mass),
             "window": d.settings.local_window,
             "null": np.nanmean(d.local_null),
         }
         lines.append(
             t("The first token is no sink here. Instead {local:.2f} of the attention stays within the last {window} tokens (uniform: {null:.2f}), and a head's strongest other key takes {top:.2f} on average. Head kinds: {kinds}.",
-              top=top.mean(), kinds=listed, **values)
+              top=top.mean(), kinds=listed, **where)
             if top.size
             else t("The first token is no sink here. Instead {local:.2f} of the attention stays within the last {window} tokens (uniform: {null:.2f}); no other key is seen by enough queries to say what it takes. Head kinds: {kinds}.",
-                   kinds=listed, **values)
+                   kinds=listed, **where)
         )  # fmt: skip
     return lines
 

@@ -19,7 +19,7 @@ export function drawHeader(el, payload) {
     h("div", {},
       facts([[t("model"), m.name, true], [t("class"), m.class, true], [t("parameters"), size],
         [t("layers × heads"), m.kv_heads && m.kv_heads !== m.heads ? t("{layers} × {heads}, {kv} key–value", { layers: m.layers, heads: m.heads, kv: m.kv_heads }) : `${m.layers} × ${m.heads}`],
-        [t("head width"), m.head_dim], [t("run as"), t("{dtype} on {device}", { dtype: m.dtype, device: m.device })], [t("attention"), m.attention, true], [t("fingerprint"), m.fingerprint, true]]),
+        [t("head width"), m.head_dim], [t("run as"), m.dtype && m.device ? t("{dtype} on {device}", { dtype: m.dtype, device: m.device }) : m.dtype ?? m.device], [t("attention"), m.attention, true], [t("fingerprint"), m.fingerprint, true]]),
       facts([[t("text"), said(payload, settings.text)], [t("length"), t(settings.samples === 1 ? "{tokens} tokens × {samples} sample" : "{tokens} tokens × {samples} samples", count)],
         [t("begin token"), said(payload, settings.bos)], [t("sink threshold"), tick(settings.threshold)], [t("detail"), said(payload, settings.detail)], [t("local window"), t("{n} keys", { n: fmt(settings.local_window) })]])));
 }

@@ -33,7 +33,7 @@ export function cellLines(payload, metric, l, k) {
 export function drawMap(el, payload, state) {
   const metric = metricOf(payload, state), dark = isDark(state), layers = payload.model.layers, heads = payload.model.heads;
   const key = `${metric.id} ${dark} ${el.clientWidth}`;
-  if (el.dataset.key === key) { if (!metric.absent) markMap(el, state); return; }
+  if (el.dataset.key === key) { if (!metric.absent) { markMap(el, state); rest(el, payload, metric); } return; }
   el.dataset.key = key;
   if (metric.absent) { el.dataset.at = ""; el.replaceChildren(howToEvict(payload, metric)); return; }
   const coarse = matchMedia("(pointer: coarse)").matches, least = coarse ? 24 : 15;
@@ -57,16 +57,16 @@ export function drawMap(el, payload, state) {
       cell.setAttribute("data-k", k);
       if (hollow) cell.classList.add("cellframe");
       const letter = metric.scale === "category" && !blank && cw >= 14 ? kindOf(metric, value)[1] : "";
-      return letter ? [cell, s("text", { x: X(k) + cw / 2, y: Y(l) + ch / 2 + 4, "text-anchor": "middle", "pointer-events": "none", "aria-hidden": true, style: `fill:${ink(shade)};font-size:${Math.min(11, ch - 4)}px` }, letter)] : cell;
+      return letter ? [cell, s("text", { x: X(k) + cw / 2, y: Y(l) + ch / 2 + 4, "text-anchor": "middle", "pointer-events": "none", "aria-hidden": "true", style: `fill:${ink(shade)};font-size:${Math.min(11, ch - 4)}px` }, letter)] : cell;
     })));
-  const labels = s("g", { "aria-hidden": true },
+  const labels = s("g", { "aria-hidden": "true" },
     s("rect", { x: 0, y: 0, width: left - 2, height: H, class: "backdrop" }),
     s("text", { x: 0, y: 11 }, t("layer ↓")),
     payload.layers.map((layer, l) => l % everyY === 0 && [s("text", { x: left - 8, y: Y(l) + ch / 2 + 4, "text-anchor": "end", style: "font-size:11px" }, String(l)),
       marked && s("text", { x: 0, y: Y(l) + ch / 2 + 4, style: "font-size:10px" }, `${layer.kind === "window" ? "w" : ""}${layer.learned_sink ? "z" : ""}`)]));
   const svg = s("svg", { width: W, height: H, viewBox: `0 0 ${W} ${H}` },
-    defs, s("text", { x: left + 12, y: 11, "aria-hidden": true }, t("head →")),
-    payload.metrics[0].values[0].map((_, k) => k % everyX === 0 && s("text", { x: X(k) + cw / 2, y: 25, "text-anchor": "middle", "aria-hidden": true, style: "font-size:11px" }, String(k))),
+    defs, s("text", { x: left + 12, y: 11, "aria-hidden": "true" }, t("head →")),
+    payload.metrics[0].values[0].map((_, k) => k % everyX === 0 && s("text", { x: X(k) + cw / 2, y: 25, "text-anchor": "middle", "aria-hidden": "true", style: "font-size:11px" }, String(k))),
     s("g", { role: "grid", "aria-label": t("{label} by layer and head", { label: labelOf(metric) }), "aria-rowcount": layers, "aria-colcount": heads }, rows),
     s("rect", { class: "ring halo ui" }), s("rect", { class: "ring chosen ui" }), s("rect", { class: "ring focus ui", visibility: "hidden" }), labels);
   const had = el.contains(document.activeElement) && document.activeElement.classList.contains("cell");
@@ -179,7 +179,7 @@ export function legendOf(payload, metric, dark, groups, width) {
   const small = (shade, letter) => {
     const [id, defs] = hatch();
     const blank = shade === "hatch", hollow = shade === "none";
-    return s("svg", { width: 20, height: 14, "aria-hidden": true }, defs, s("rect", { x: 0.5, y: 0.5, width: 19, height: 13, fill: blank ? `url(#${id})` : hollow ? "transparent" : shade, class: hollow ? "cellframe" : null }),
+    return s("svg", { width: 20, height: 14, "aria-hidden": "true" }, defs, s("rect", { x: 0.5, y: 0.5, width: 19, height: 13, fill: blank ? `url(#${id})` : hollow ? "transparent" : shade, class: hollow ? "cellframe" : null }),
       letter && s("text", { x: 10, y: 11, "text-anchor": "middle", style: `fill:${ink(shade)};font-size:11px` }, letter));
   };
   const flat = metric.values.flat(), holes = flat.some((v, i) => v === null || v === "unmeasured" || payload.layers[Math.floor(i / payload.model.heads)].kind === "unmeasured");
