@@ -4,21 +4,25 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint fast bench docs clean
+.PHONY: demo test lint fast bench docs clean chromium
 
 demo: $(VENV)/.demo
 	$(BIN)/sinkgate diagnose smollm2-135m --out demo
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev lint chromium
 	$(BIN)/python -m pytest
 
-fast: $(VENV)/.dev
+fast: $(VENV)/.dev chromium
 	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The studio's tests look at its pages in a real browser; what they saw is kept in build/screens.
+chromium:
+	@.ci/chromium
 
 # The benchmarks write benchmarks/results/*.json; `make docs` puts their numbers into README and docs.
 bench: $(VENV)/.dev

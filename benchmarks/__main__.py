@@ -18,6 +18,7 @@ NAMES = (
     "aids",
     "lab",
     "callback",
+    "studio",
 )
 
 for name in sys.argv[1:] or NAMES:

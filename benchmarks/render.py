@@ -32,6 +32,7 @@ DOCUMENTS = (
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "experiments").glob("*.md")),
     "docs/watching.md",
     "docs/lab.md",
+    "docs/studio.md",
 )
 LABELS = {
     "plain": ("plain sdpa forward", "普通 sdpa 前向"),

@@ -218,7 +218,24 @@ def lab_speed(chinese: bool) -> str:
     return table(head, rows)
 
 
+def studio(chinese: bool) -> str:
+    """How the studio feels."""
+    found = result("studio")
+    bounds, readers, (layers, heads) = found["bounds"], found["readers"], found["map"]
+    rows = [
+        ["first paint from a local server", f"{found['first_paint_ms']:.0f} ms", f"< {bounds['first_paint_ms']} ms"],
+        ["the page is drawn whole", f"{found['ready_ms']:.0f} ms", ""],
+        [f"a slider of the simulator, {found['keys']} keys (the slowest: {found['slowest_slider']})", f"{found['slider_ms']:.1f} ms", f"≤ {bounds['slider_ms']} ms"],
+        [f"a map of {layers} × {heads} heads is drawn", f"{found['map_ms']:.0f} ms", f"< {bounds['map_ms']} ms"],
+        [f"{readers['at_once']} readers at once while the default model writes: 95th percentile", f"{readers['p95_ms']:.0f} ms", f"≤ {bounds['readers_p95_ms']} ms"],
+        ["errors among them", f"{readers['errors']} of {readers['at_once'] * readers['waves']}", "0"],
+        ["`report.html` of the default model", f"{found['report_bytes'] / 1e6:.2f} MB", f"≤ {bounds['report_bytes'] / 1e6:.0f} MB"],
+    ]  # fmt: skip
+    return table(["", f"median of {found['rounds']}", "asked"], rows)
+
+
 TABLES = {
+    "studio": studio,
     "lab_speed": lab_speed,
     "acts": acts, "interventions": interventions, "repeated": repeated, "fold": fold, "outlets": outlets, "aids": aids, "gates": gates,
 }  # fmt: skip

@@ -35,6 +35,7 @@ def test_ci_runs_exactly_what_the_readme_says() -> None:
     assert "make test" in (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     assert "-c constraints.txt" in makefile
+    assert re.search(r"^test: .*\bchromium\b", makefile, re.M)  # CI has a browser without being told
     for tool in ("ruff check", "ruff format --check", "mypy", "pytest"):
         assert tool in makefile
 

@@ -248,3 +248,19 @@ def test_a_loss_that_is_no_number_is_an_error(ids: Tensor) -> None:
     for arm, message in said.items():
         with pytest.raises(NonFiniteError, match=message):
             sg.stream(broken, None, ids, arm, window=WINDOW, samples=3)
+
+
+def test_by_turns_is_one_after_the_other(model: Any, ids: Tensor) -> None:
+    """Passes of several arms taken by turns, the model free in between, give what whole arms give."""
+    from sinkgate.evaluate.stream import following
+
+    text = ids.flatten().tolist()
+    policies = ["dense", "recent(12)", "recent(10) + sinks(2)", "recent(8) + heavy(4) + sinks(2)"]
+    whole = sg.stream(model, None, text, policies, every=EVERY, chunk=7)
+    arms = [StreamArm(p, p, "original" if p == "dense" else "slots", 7, EVERY) for p in policies]
+    steps = [following(model, text, arm.policy, arm.positions, arm) for arm in arms]
+    while steps:
+        steps = [step for step in steps if next(step, None) is not None]
+        assert "forward" not in model.__dict__
+    assert [arm.sums for arm in arms] == [arm.sums for arm in whole.arms]
+    assert all(arm.complete for arm in arms)

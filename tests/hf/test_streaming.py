@@ -295,3 +295,23 @@ def test_what_does_not_fit_together() -> None:
     for name in ("chunk", "rollback"):
         with pytest.raises(ArgumentError, match=name):
             sg.streaming(m, "recent(4)", **{name: -1}).__enter__()
+
+
+def test_a_left_stream_is_resumed_and_only_one_at_a_time() -> None:
+    from sinkgate.hf.streaming import resumed
+
+    model, ids = tiny("llama", attn="sdpa"), torch.arange(24)[None] + 5
+    with torch.no_grad(), sg.streaming(model, "recent(6) + sinks(2)") as cache:
+        wanted = model(ids, cache=cache).logits
+    with sg.streaming(model, "recent(6) + sinks(2)") as cache:
+        pass
+    parts = []
+    for i in range(0, 24, 5):
+        with torch.no_grad(), resumed(cache):
+            parts.append(model(ids[:, i : i + 5], cache=cache).logits)
+        assert "forward" not in model.__dict__
+    torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-4, atol=1e-4)
+    with resumed(cache), pytest.raises(UnsupportedError, match="inside another"), resumed(cache):
+        pass
+    with pytest.raises(ArgumentError, match="made alone"), resumed(sg.StreamingCache(model.config, "recent(4)")):
+        pass

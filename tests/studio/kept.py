@@ -13,9 +13,13 @@ from report.comparisons import comparison
 from sinkgate.evaluate.recall_record import RecallArm, RecallRun
 from sinkgate.evaluate.recall_score import Outcome, RecallResult
 from sinkgate.evaluate.stream_record import StreamArm, StreamRecord
+from studio.records import diagnosis as drawn
+from studio.records import effects
 
-KINDS = ("diagnosis", "comparison", "stream", "recall")
-NAMES = {"diagnosis": "record.json", "comparison": "record.json", "stream": "stream.json", "recall": "recall.json"}
+KINDS = ("diagnosis", "comparison", "stream", "recall", "effects")
+NAMES = {
+    "diagnosis": "record.json", "comparison": "record.json", "stream": "stream.json", "recall": "recall.json", "effects": "effects.json",
+}  # fmt: skip
 
 
 @functools.cache
@@ -63,7 +67,9 @@ def keep(kind: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "diagnosis":
         return Path(diagnosis().save(folder)) / "record.json"
-    made: Any = {"comparison": lambda: comparison(2, 2, (1e-3,), steps=20), "stream": stream, "recall": recall}[kind]()
+    made: Any = {
+        "comparison": lambda: comparison(2, 2, (1e-3,), steps=20), "stream": stream, "recall": recall, "effects": lambda: effects(drawn()),
+    }[kind]()  # fmt: skip
     return Path(made.save(folder / NAMES[kind]))
 
 

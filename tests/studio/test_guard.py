@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
-def echo(monkeypatch: pytest.MonkeyPatch, serving: Callable[..., Serving]) -> Iterator[Callable[..., Serving]]:
+def echo(monkeypatch: pytest.MonkeyPatch, serving: Callable[..., Serving]) -> Callable[..., Serving]:
     """A studio with two routes more: one that says how large its JSON is, one that fails."""
     from sinkgate.studio import weigh
 
@@ -36,7 +36,7 @@ def echo(monkeypatch: pytest.MonkeyPatch, serving: Callable[..., Serving]) -> It
 
     routes = [Route("/api/echo", size, methods=["POST"]), Route("/api/fail", fail)]
     monkeypatch.setattr(weigh, "routes", lambda studio: routes)
-    yield serving
+    return serving
 
 
 def test_the_page_is_served_with_what_keeps_it_ours(serving: Callable[..., Serving]) -> None:

@@ -92,7 +92,7 @@ def same_curves(page: Page, record: Comparison, name: str, title: str) -> None:
 
 @pytest.mark.parametrize("where", ["file", "served"])
 def test_a_stored_comparison(
-    watched: Watched, as_file: Callable[..., str], serving: Callable[..., Serving], tmp_path: Path, where: str
+    serving: Callable[..., Serving], watched: Watched, as_file: Callable[..., str], tmp_path: Path, where: str
 ) -> None:
     record = comparison(3, seeds=3, steps=250, spikes=(40, 77))
     if where == "file":
@@ -242,7 +242,7 @@ def test_a_file_says_which_command_would_run(watched: Watched, as_file: Callable
     assert "No comparison is stored" in page.inner_text("#lab-choose")
 
 
-def test_a_comparison_from_the_page(watched: Watched, serving: Callable[..., Serving]) -> None:
+def test_a_comparison_from_the_page(serving: Callable[..., Serving], watched: Watched) -> None:
     watched.allowed.append(r"status of 400")  # the browser's own line on what is refused below
     served = serving()
     page = watched.open(served.address + "#page=lab")

@@ -146,7 +146,7 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         (["--host", "192.0.2.1"], "cannot serve on 192.0.2.1:0"),
         (["--host", "no.such.host.invalid"], "cannot serve on no.such.host.invalid:0"),
         (["nowhere"], "nowhere is not there"),
-        (["."], "holds no record"),
+        (["empty"], "empty holds no record"),
         (["bad"], "is no stream record of version 1"),
         (["--model", "smollm2-135n/x/y"], "no model 'smollm2-135n/x/y'"),
         (["--model", "./nowhere"], "no model './nowhere'"),

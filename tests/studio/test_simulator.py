@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def address(as_file: Callable[[str], str]) -> str:
 
 
 def drawn(page: Page) -> Page:
-    page.wait_for_selector(".simulator svg [data-weight]")
+    page.wait_for_selector(".simulator svg [data-weight]", state="attached")
     return page
 
 
@@ -64,7 +65,7 @@ def listed(page: Page, name: str) -> list[float]:
 
 
 def shown_weights(page: Page) -> list[float]:
-    return [number(text) for text in page.locator("[data-weight]").all_inner_texts()]
+    return [number(text) for text in page.locator("[data-weight]").all_text_contents()]
 
 
 def close(got: Any, expected: Any, digits: int = 6) -> None:
@@ -92,8 +93,15 @@ def write(page: Page, name: str, text: str) -> None:
     page.press(f'[data-exact="{name}"]', "Enter")
 
 
+def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
 def asked(page: Page) -> dict[str, str]:
-    page.wait_for_timeout(10)
+    page.wait_for_timeout(200)  # a burst of changes is written when it rests
     return dict(re.findall(r"(\w+)=([^&]*)", page.url.split("#")[1].replace("%2C", ",").replace("%3A", ":")))
 
 
@@ -241,7 +249,7 @@ def test_every_weighting_and_every_parameter_of_it(page: Page, name: str) -> Non
     close(shown_weights(page), python(name, scores, **given), 4)
     for box in page.locator('.params [data-check$="-auto"]').all():  # what is null by default, set
         box.uncheck()
-        given = {k: v for k, v in _given(page).items()}
+        given = _given(page)
         close(shown_weights(page), python(name, scores, **({"k": 64} if name == "topk_softmax" else {}) | given), 4)
         box.check()
     for box in page.locator('.params [data-check]:not([data-check$="-auto"])').all():
@@ -290,14 +298,18 @@ def test_the_deletion(page: Page) -> None:
     weights = python("softmax", [2.0, 0.5, -0.5])
     close(out(page, "predicted"), amplification(weights[0]))
     close(out(page, "factor"), amplification(weights[0]))
+    assert "As predicted" in page.inner_text("[aria-labelledby=cut-h] .note")
     page.click("#cut")
     assert page.get_attribute("#cut", "aria-pressed") == "true"
     without = python("softmax", [2.0, 0.5, -0.5], [False, True, True])
     close(shown_weights(page), without, 4)
-    page.select_option("#weighting", "sparsemax")
-    assert "Not as predicted" in page.inner_text(".card .note >> nth=0")
+    write(page, "score", "0.9")
+    page.select_option("#weighting", "sigmoid")
+    with_sink, without = python("sigmoid", [0.9, 0.5, -0.5]), python("sigmoid", [0.9, 0.5, -0.5], [False, True, True])
+    close(out(page, "factor"), without.sum() / with_sink[1:].sum())
+    assert "Not as predicted" in page.inner_text("[aria-labelledby=cut-h] .note")
     page.click("#cut")
-    close(shown_weights(page), python("sparsemax", [2.0, 0.5, -0.5]), 4)
+    close(shown_weights(page), with_sink, 4)
 
 
 def test_one_key_against_many(page: Page) -> None:
@@ -343,11 +355,11 @@ def test_the_state_comes_back_from_the_address(watched: Watched, address: str) -
     again = drawn(watched.open(page.url))
     assert asked(again) == asked(page)
     assert asked(again)["gate"] == "0.75"
-    assert again.locator("[data-weight]").all_inner_texts() == page.locator("[data-weight]").all_inner_texts()
+    assert again.locator("[data-weight]").all_text_contents() == page.locator("[data-weight]").all_text_contents()
     texts = "[...document.querySelectorAll('[data-out]')].map(e => e.textContent)"
     assert again.evaluate(texts) == page.evaluate(texts)
     scores = [(s - 1.5) / 2 for s in (1.0, 0.5, -0.25, 0.0)]
-    close(shown_weights(again), python("entmax", scores, [True, False, True, False], alpha=1.25), 4)
+    close(shown_weights(again), 0.75 * python("entmax", scores, [True, False, True, False], alpha=1.25), 4)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +370,7 @@ def test_the_state_comes_back_from_the_address(watched: Watched, address: str) -
 )  # fmt: skip
 def test_a_wrong_address_is_put_right(watched: Watched, address: str, wrong: str) -> None:
     page = drawn(watched.open(f"{address}&{wrong}"))
-    weights = [number(text) for text in page.locator("[data-weight]").all_inner_texts() if text]
+    weights = [number(text) for text in page.locator("[data-weight]").all_text_contents() if text]
     assert len(weights) in (0, 2, 3)
     assert math.isfinite(out(page, "mass"))
 
@@ -372,20 +384,29 @@ def test_a_long_drag_is_written_without_a_warning(page: Page) -> None:
     page.wait_for_url(re.compile("shift=9.9"), timeout=12_000)
 
 
-def test_a_slider_answers_within_a_frame(page: Page) -> None:
+@pytest.mark.parametrize("dial", ["temperature", "shift", "gate", "score"])
+def test_a_slider_answers_within_a_frame(page: Page, dial: str) -> None:
+    """Of 64 keys, in time of the page's own thread, whatever else the machine does: script, styles and layout."""
     put(page, '[data-dial="n"]', 64)
-    times = page.evaluate(
-        """async () => { const el = document.querySelector('[data-dial="temperature"]'), times = [];
-        for (let i = 0; i < 25; i++) {
+    page.select_option("#weighting", "entmax")
+    protocol = page.context.new_cdp_session(page)
+    protocol.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = {m["name"]: m["value"] for m in protocol.send("Performance.getMetrics")["metrics"]}
+        return float(sum(metrics[k] for k in ("ScriptDuration", "LayoutDuration", "RecalcStyleDuration")))
+
+    move = """async ([dial, from, moves]) => { const el = document.querySelector(`[data-dial="${dial}"]`);
+        for (let i = from; i < from + moves; i++) {
           await new Promise(requestAnimationFrame);
-          const begun = performance.now();
-          el.value = -1 + i / 15; el.dispatchEvent(new Event('input', {bubbles: true}));
-          times.push(performance.now() - begun);
-        }
-        return times.slice(5).sort((a, b) => a - b); }"""
-    )
-    print(f"median {times[len(times) // 2]:.2f} ms of 20")
-    assert times[len(times) // 2] < 16
+          el.value = +el.min + (el.max - el.min) * i / 30; el.dispatchEvent(new Event('input', {bubbles: true}));
+        } }"""
+    page.evaluate(move, [dial, 0, 5])
+    begun = spent()
+    page.evaluate(move, [dial, 5, 20])
+    mean = 1000 * (spent() - begun) / 20
+    print(f"{dial}: {mean:.1f} ms")
+    assert mean < 16
 
 
 # ---- what the page has no twin of ----
@@ -414,14 +435,12 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_twin_the_server_weighs(watched: Watched, serving: Callable[..., Serving]) -> None:
     page = drawn(watched.open(serving().address + "#page=simulator"))
     page.select_option("#weighting", "halved")
-    page.wait_for_function("document.querySelector('[data-out=mass]').textContent === '0.5'")
+    until(lambda: page.text_content('[data-out="mass"]') == "0.5")
     for score in (1.0, 1.5, -2.0):
         page.select_option("#key", "1")
         write(page, "score", str(score))
         expected = 0.5 * python("softmax", [2.0, score, -0.5])
-        page.wait_for_function(
-            f"Math.abs(parseFloat(document.querySelector('[data-out=share]').textContent) - {expected[0]}) < 1e-5"
-        )
+        until(lambda: page.text_content('[data-out="share"]') == f"{expected[0]:.6g}")  # noqa: B023
         close(shown_weights(page), expected, 4)
     assert "halved" in page.inner_text("#absent")
 
@@ -471,11 +490,13 @@ def test_every_control_has_a_name(page: Page) -> None:
 
 def test_it_says_where_a_drag_came_to_rest(page: Page) -> None:
     put(page, '[data-dial="z"]', 0.0)
-    page.wait_for_function("document.getElementById('live').textContent.startsWith('Total mass 0.')")
+    until(lambda: (page.text_content("#live") or "").startswith("Total mass 0."))
 
 
 def test_every_sentence_has_its_chinese(page: Page) -> None:
-    sources = {n: text for n, text in page_sources().items() if n.startswith("sinkgate/simulator/") and "/zh" not in n}
+    sources = {
+        n: text for n, text in page_sources().items() if n.startswith("sinkgate/simulator/") and not n.endswith("zh.js")
+    }
     said = {
         bytes(m, "utf-8").decode("unicode_escape").encode("latin-1").decode("utf-8")
         for text in sources.values()
@@ -619,9 +640,9 @@ def test_presets_by_their_arrows_and_again(page: Page) -> None:
     assert page.input_value("#preset") != first
     page.click("#before")
     assert page.input_value("#preset") == first
-    before = page.locator("[data-weight]").all_inner_texts()
+    before = page.locator("[data-weight]").all_text_contents()
     page.locator('.score[data-key="0"]').focus()
     page.keyboard.press("PageUp")
-    assert page.locator("[data-weight]").all_inner_texts() != before
+    assert page.locator("[data-weight]").all_text_contents() != before
     page.click("#again")
-    assert page.locator("[data-weight]").all_inner_texts() == before
+    assert page.locator("[data-weight]").all_text_contents() == before

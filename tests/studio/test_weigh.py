@@ -12,10 +12,11 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from sinkgate.errors import ArgumentError
 from sinkgate.studio import Studio, create_app
 from sinkgate.studio.models import Models
 from sinkgate.studio.records import Shelf
-from sinkgate.studio.weigh import MOST_SCORES
+from sinkgate.studio.weigh import MOST_SCORES, weights_of
 from sinkgate.weighting import as_weighting, from_json, names, register_weighting
 from sinkgate.weighting.base import Value
 
@@ -74,11 +75,11 @@ GOOD = {"name": "softmax"}
         ({"weighting": GOOD, "scores": [1, "2"]}, "scores[1] must be a finite number, or null for a hidden key, got '2'"),
         ({"weighting": GOOD, "scores": [True]}, "scores[0] must be a finite number"),
         ({"weighting": GOOD, "scores": [[1]]}, "scores[0] must be a finite number"),
-        ('{"weighting": {"name": "softmax"}, "scores": [NaN]}', "scores[0] must be a finite number"),
-        ('{"weighting": {"name": "softmax"}, "scores": [0, -Infinity]}', "scores[1] must be a finite number"),
+        ('{"weighting": {"name": "softmax"}, "scores": [NaN]}', "not JSON"),
+        ('{"weighting": {"name": "softmax"}, "scores": [0, -Infinity]}', "not JSON"),
         ('{"weighting": {"name": "softmax"}, "scores": [1e999]}', "scores[0] must be a finite number"),
         ({"weighting": GOOD, "scores": [10**400]}, "scores[0] must be a finite number"),
-        ('{"weighting": {"name": "entmax", "alpha": NaN}, "scores": [1]}', "weighting.alpha must be a finite number"),
+        ('{"weighting": {"name": "entmax", "alpha": NaN}, "scores": [1]}', "not JSON"),
         ({"weighting": {"name": "entmax", "alpha": 1}, "scores": [1]}, "alpha must be above 1"),
         ({"weighting": {"name": "entmax", "alpha": "2"}, "scores": [1]}, "weighting.alpha must be a finite number"),
         ({"weighting": {"name": "sink_softmax", "z": [1, 2]}, "scores": [1]}, "weighting.z must be a finite number"),
@@ -98,6 +99,14 @@ def test_what_cannot_be_is_refused_with_one_line(ask: Ask, said: Any, line: str)
     assert line in error
     assert "\n" not in error
     assert len(error) < 400
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_though_it_came_another_way(bad: float) -> None:
+    with pytest.raises(ArgumentError, match=r"scores\[1\] must be a finite number"):
+        weights_of({"weighting": GOOD, "scores": [0.0, bad]})
+    with pytest.raises(ArgumentError, match=r"weighting\.alpha must be a finite number"):
+        weights_of({"weighting": {"name": "entmax", "alpha": bad}, "scores": [0.0]})
 
 
 def test_a_long_name_is_not_echoed_whole(ask: Ask) -> None:

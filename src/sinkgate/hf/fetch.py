@@ -162,6 +162,8 @@ def look(name: str) -> None:
 
     if name in known_models():
         return
+    if not name.strip():
+        raise no_such_model(name, "not a valid Hugging Face Hub id")
     path = Path(name).expanduser()
     try:
         if path.is_file() and path.suffix == ".gguf":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sinkgate.errors import ArgumentError, OutputError, RecordError
-from sinkgate.files import jsonable, write_atomically
+from sinkgate.files import BROKEN, jsonable, read_json, typed, write_atomically
 from sinkgate.record import Interval, student_interval
 
 if TYPE_CHECKING:
@@ -196,11 +196,9 @@ class Effects:
         path = Path(path)
         path = path / "effects.json" if path.is_dir() else path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path, "a readable record")
         except FileNotFoundError:
             raise RecordError(f"no effects at {path}") from None
-        except (OSError, ValueError, RecursionError) as err:
-            raise RecordError(f"{path} is not a readable record: {err}") from err
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise RecordError(f"{path} holds no sinkgate effects")
         version = data.pop("version", None)
@@ -216,8 +214,21 @@ class Effects:
                 _numbers(head, found.samples)
             for name in ("model", "settings", "target", "notes", "targets", "bos", "where"):
                 found.meta[name]
-            found.meta["model"]["name"], found.meta["settings"]["burn_in"]
-        except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as err:
+            typed(
+                "its text",
+                found.meta,
+                {"model": dict, "settings": dict, "target": str, "notes": list, "where": (str, list, tuple, dict)},
+            )
+            typed("its model", found.meta["model"], {"name": str})
+            for head in heads:
+                typed("a head", vars(head), {"layer": int, "head": int, "chosen": str})
+            for row in rows:
+                typed("an arm", vars(row), {"label": str, "kind": str, "pair": str, "act": dict})
+            for estimate in found.estimates:
+                typed("an estimate", estimate, {"layer": int, "head": int, "value": (int, float, type(None))})
+            found.meta["settings"]["burn_in"]
+            str(found)  # asks for what a reader is promised
+        except (*BROKEN, RecordError, StopIteration) as err:
             raise RecordError(f"{path} is damaged: {err}") from err
         return found
 

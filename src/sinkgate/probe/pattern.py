@@ -120,6 +120,7 @@ class _Rows:
         """Hidden states are not wanted here."""
 
 
+@torch.no_grad()
 def rows_of(site: Site, head: int, queries: Sequence[int]) -> tuple[Float[Tensor, "r s"], Float[Tensor, " r"]]:
     """The weights of some queries of one head over every key, and what a learned sink logit takes of each row; float32.
 
@@ -150,6 +151,7 @@ def rows_of(site: Site, head: int, queries: Sequence[int]) -> tuple[Float[Tensor
     return weights, learned
 
 
+@torch.no_grad()
 def one_head(site: Site, head: int) -> Site:
     """What :func:`rows_of` needs of one head (head 0 of the result), copied, so that the rest of the pass can go.
 

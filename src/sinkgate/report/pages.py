@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from sinkgate.errors import RecordError
+from sinkgate.files import read_json
 from sinkgate.report.drawn import write_page
 from sinkgate.report.html import Entry, document
 from sinkgate.report.payloads import payload_of
@@ -28,8 +28,8 @@ KINDS = {
 def format_of(path: Path) -> str | None:
     """What a record says it is; None where that cannot be told."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        data = read_json(path, "a readable record")
+    except (RecordError, FileNotFoundError):
         return None
     said = data.get("format") if isinstance(data, dict) else None
     return said if isinstance(said, str) else None

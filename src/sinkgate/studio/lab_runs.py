@@ -70,7 +70,7 @@ class Runs:
                     "error": str(err), "progress": None}  # fmt: skip
         shown = {key: state.get(key) for key in ("id", "state", "created", "error")}
         return {**shown, **order.to_json(), "command": shlex.join(["sinkgate", *order.words(str(self.folder / ident))]),
-                "progress": self.log(ident).progress(order)}  # fmt: skip
+                "progress": self.log(ident).progress(order, done=state["state"] == "done")}  # fmt: skip
 
     def log(self, ident: str) -> RunLog:
         """What a run has logged so far; see :meth:`get` for errors."""

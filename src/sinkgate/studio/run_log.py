@@ -31,22 +31,19 @@ class RunLog:
         self._plan: Any = None
         self._ended: dict[str, dict[str, Any]] = {}
 
-    def progress(self, order: Order) -> dict[str, Any]:
-        """Steps made and to make, pieces ended and to train, and where it stands."""
-        pieces = self._pieces()
+    def progress(self, order: Order, *, done: bool = False) -> dict[str, Any]:
+        """Steps made and to make, pieces ended and to train, and where it stands; ``done``: no file need be read."""
+        count = len(order.arms) * order.seeds
+        whole = {"steps": order.budget * count, "pieces": count}
+        if done:
+            return {**whole, "made": whole["steps"], "ended": count, "now": None}
         made, ended, now = 0, 0, None
-        for key, arm, seed in pieces:
+        for key, arm, seed in self._pieces():
             if self._record(key):
                 ended, made = ended + 1, made + order.budget
             elif (step := self._last_step(key)) is not None:
                 made, now = made + step + 1, {"arm": arm, "seed": seed, "step": step}
-        return {
-            "made": made,
-            "steps": order.budget * len(order.arms) * order.seeds,
-            "ended": ended,
-            "pieces": len(order.arms) * order.seeds,
-            "now": now,
-        }
+        return {**whole, "made": made, "ended": ended, "now": now}
 
     def curves(self, after: str | None) -> dict[str, Any]:
         """The lines logged after a place, thinned, by piece, and the place they end at (``next``).

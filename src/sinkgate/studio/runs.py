@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import TYPE_CHECKING
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
+from sinkgate.studio.guard import answer
 from sinkgate.studio.jobs import body
 from sinkgate.studio.lab_runs import Runs
 from sinkgate.studio.orders import MOST_ARMS, MOST_SEEDS, TASKS, Order
@@ -30,25 +30,25 @@ def routes(studio: Studio) -> list[Route]:
     }  # fmt: skip
 
     def listed(_: Request) -> Response:
-        return JSONResponse({"runs": runs.list(), "limits": limits})
+        return answer({"runs": runs.list(), "limits": limits})
 
     async def start(request: Request) -> Response:
         said = await body(request)
-        return JSONResponse(await anyio.to_thread.run_sync(lambda: runs.start(Order.read(said))))
+        return answer(await anyio.to_thread.run_sync(lambda: runs.start(Order.read(said))))
 
     async def stop(request: Request) -> Response:
         await body(request)
-        return JSONResponse(await anyio.to_thread.run_sync(runs.stop, request.path_params["id"]))
+        return answer(await anyio.to_thread.run_sync(runs.stop, request.path_params["id"]))
 
     async def resume(request: Request) -> Response:
         await body(request)
-        return JSONResponse(await anyio.to_thread.run_sync(runs.resume, request.path_params["id"]))
+        return answer(await anyio.to_thread.run_sync(runs.resume, request.path_params["id"]))
 
     def curves(request: Request) -> Response:
         ident = request.path_params["id"]
         run = runs.get(ident)  # before the curves: a run that is done has all of them
         found = runs.log(ident).curves(request.query_params.get("after"))
-        return Response(json.dumps({"run": run, **found}, allow_nan=False), media_type="application/json")
+        return answer({"run": run, **found})
 
     def record(request: Request) -> Response:
         path = runs.record(request.path_params["id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from socket import socket
@@ -70,6 +71,7 @@ class Server(uvicorn.Server):
             last = threading.Timer(LAST, os._exit, [130])
             last.daemon = True
             last.start()
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what is cut off now is cut off on purpose
         self.studio.jobs.close(wait=0)
         await super().shutdown(sockets)
         await asyncio.to_thread(self.studio.jobs.close, 1.0)

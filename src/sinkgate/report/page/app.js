@@ -73,13 +73,13 @@ function start(payload) {
     };
   }
 
-  // A browser lets the address change 200 times in 10 seconds, a drag asks for more: then it is written at rest.
+  // Writing the address costs more than drawing, and a browser allows it 200 times in 10 seconds: a drag writes it when it rests.
   let written = [], later = 0;
   function write() {
     const now = performance.now();
     clearTimeout(later);
     written = written.filter((when) => now - when < 10_000);
-    if (written.length >= 120) { later = setTimeout(write, 150); return; }
+    if (written.length >= 120 || written.filter((when) => now - when < 250).length >= 4) { later = setTimeout(write, 150); return; }
     written.push(now);
     // Some embeddings forbid touching the address; the page works without.
     try { history.replaceState(null, "", location.search + addressOf(state, page)); } catch { /* not shareable here */ }

@@ -17,14 +17,17 @@ export function dial({ label, name, lo, hi, step, least = lo, most = hi, to = (v
   const field = h("input", { type: "text", inputmode: "text", class: "exact", size: 8, autocomplete: "off", spellcheck: "false", "aria-label": t("{label}, exact", { label }), "data-exact": name,
     change: () => { const value = real(field.value.replace("−∞", "-inf"), least, most, null); if (value === null) show(shown); else pick(value); },
     keydown: (event) => { if (event.key === "Enter") field.dispatchEvent(new Event("change")); } });
-  let shown = null;
+  let shown, closed = null, stop = null;
   function show(value, off = false) {
+    if (value === shown && off === closed && slider.value === stop && field.value === exact(value)) return;
     shown = value;
+    closed = off;
     const at = value === null ? lo : from(value);
     slider.value = String(at === -Infinity ? lo : Math.min(hi, Math.max(lo, at)));
     slider.setAttribute("aria-valuetext", value === null ? t("none") : num(value, 6));
     field.value = exact(value);
     slider.disabled = field.disabled = off;
+    stop = slider.value;
   }
   return { box: h("div", { class: "dial" }, h("label", { for: id }, label), slider, field, note && h("p", { class: "note" }, note)), show };
 }
@@ -86,7 +89,7 @@ export function controls(get, change, context) {
   const hidden = check(t("hidden (masked)"), "hidden", (on) => { const { model } = get(); change({ scores: writtenScores(model.scores.map((each, j) => (j === model.key ? { ...each, hidden: on } : each))) }); });
   const aim = check(t("a target u in the plane"), "target", (on) => change({ target: on ? "1:1" : null }));
   const reset = h("button", { type: "button", id: "reset", click: () => change("blank") }, t("Start anew"));
-  let count = 0;
+  let count = 0, said = "";
   const group = (title, ...inside) => h("fieldset", { class: "group" }, h("legend", {}, title), inside);
   const box = h("div", { class: "controls" },
     group(t("Weighting"), h("label", { class: "field" }, h("span", { class: "sr" }, t("Weighting")), select), formula, declared, params, z.box,
@@ -98,9 +101,10 @@ export function controls(get, change, context) {
   function update() {
     const { model } = get(), w = model.weighting;
     select.value = w.name;
-    formula.replaceChildren(...readable(clean(w.formula)));
-    declared.textContent = t("declares: mass {mass}; {shift}; {zeros}", { mass: t(w.mass), shift: w.shift_invariant ? t("a shift changes nothing") : t("a shift changes the weights"), zeros: w.exact_zeros ? t("exact zeros") : t("no exact zeros") });
+    if (said !== w.name) formula.replaceChildren(...readable(clean(w.formula)));
+    if (said !== w.name) declared.textContent = t("declares: mass {mass}; {shift}; {zeros}", { mass: t(w.mass), shift: w.shift_invariant ? t("a shift changes nothing") : t("a shift changes the weights"), zeros: w.exact_zeros ? t("exact zeros") : t("no exact zeros") });
     drawParams(model);
+    said = w.name;
     const zOff = !["softmax", "sink_softmax", "softmax1"].includes(w.name);
     z.show(w.name === "sink_softmax" ? model.given.z : w.name === "softmax1" ? 0 : -Infinity, zOff);
     n.show(model.n); shift.show(model.shift); temperature.show(model.temperature); gate.show(model.gate[0]); gatey.show(model.gate[1], !model.split); apart.show(model.split);

@@ -14,7 +14,7 @@ import { instrument, massBar } from "sinkgate/simulator/scores.js";
 import { server } from "sinkgate/simulator/server.js";
 import { num, pair } from "sinkgate/simulator/show.js";
 import "sinkgate/simulator/zh.js";
-import "sinkgate/simulator/zh_stories.js";
+import "sinkgate/simulator/stories_zh.js";
 
 let parts = null;
 

@@ -7,13 +7,13 @@ import { DASH } from "sinkgate/lib/text.js";
 import { dial } from "sinkgate/simulator/controls.js";
 import { MANY } from "sinkgate/simulator/model.js";
 import { logit, required, softmaxShare, sparsemaxShare, uniformNull } from "sinkgate/simulator/row.js";
-import { num, pair, picture } from "sinkgate/simulator/show.js";
+import { num, pair, picture, put } from "sinkgate/simulator/show.js";
 
 /** A list of quantities; update() writes the numbers. Each entry is [id, label, value(row, model)]. */
 function quantities(entries, label) {
   const cells = entries.map(([id, name]) => [id, h("dt", {}, name), h("dd", { "data-out": id })]);
   return { box: h("dl", { class: "quantities", "aria-label": label }, cells.map(([, dt, dd]) => h("div", {}, dt, dd))),
-    update(row, model) { entries.forEach(([, , value], i) => { cells[i][2].textContent = row.waiting ? "…" : value(row, model); }); } };
+    update(row, model) { entries.forEach(([, , value], i) => { put(cells[i][2], row.waiting ? "…" : value(row, model)); }); } };
 }
 
 /** The numbers of the row, in the words of the page. */

@@ -5,7 +5,7 @@ import { s } from "sinkgate/lib/dom.js";
 import { t } from "sinkgate/lib/language.js";
 import { tick } from "sinkgate/lib/text.js";
 import { WIDEST, rounded, writtenValues } from "sinkgate/simulator/model.js";
-import { num, pair, picture } from "sinkgate/simulator/show.js";
+import { num, pair, picture, set } from "sinkgate/simulator/show.js";
 
 const path = (points, X, Y) => (points.length ? `M${points.map(([x, y]) => `${X(x).toFixed(2)} ${Y(y).toFixed(2)}`).join("L")}Z` : "");
 
@@ -69,12 +69,9 @@ export function plane(get, change) {
     const { model, row } = get(), { X, Y, points, target, hull, hull0, arrow, end, label } = refs;
     points.forEach(({ dot, grip }, j) => {
       const [x, y] = model.values[j], seen = row.seen[j], w = row.waiting ? 0 : row.shown[j];
-      grip.setAttribute("transform", `translate(${X(x)} ${Y(y)})`);
-      grip.setAttribute("tabindex", j === model.key ? 0 : -1);
-      for (const [key, value] of Object.entries({ "aria-label": t("value of key {j}", { j }), "aria-valuenow": x, "aria-valuemin": -WIDEST, "aria-valuemax": WIDEST, "aria-valuetext": pair([x, y], 4) })) grip.setAttribute(key, value);
-      grip.classList.toggle("chosen", j === model.key);
-      dot.setAttribute("class", !seen ? "f-gone" : j === row.sink ? "f-sink" : "f-content");
-      dot.setAttribute("r", 4 + 8 * Math.sqrt(Math.min(Math.max(w, 0), 1)));
+      set(grip, { transform: `translate(${X(x)} ${Y(y)})`, tabindex: j === model.key ? 0 : -1, class: j === model.key ? "point chosen" : "point", "aria-label": t("value of key {j}", { j }),
+        "aria-valuenow": x, "aria-valuemin": -WIDEST, "aria-valuemax": WIDEST, "aria-valuetext": j === model.key ? pair([x, y], 4) : null });
+      set(dot, { class: !seen ? "f-gone" : j === row.sink ? "f-sink" : "f-content", r: 4 + 8 * Math.sqrt(Math.min(Math.max(w, 0), 1)) });
     });
     target.setAttribute("visibility", model.target ? "visible" : "hidden");
     target.setAttribute("tabindex", model.target ? 0 : -1);
@@ -107,7 +104,8 @@ export function plane(get, change) {
   return { box: fig.box, update };
 }
 
-const CORNERS = [[0.05, 0.06], [0.97, 0.2], [0.42, 0.98]], ORIGIN = [0.4, 0.36];
+// Seen from the side, so that the way from the origin to the face is long.
+const CORNERS = [[0.56, 0.03], [0.98, 0.52], [0.5, 0.97]], ORIGIN = [0.02, 0.42];
 
 /** The simplex of two or three candidates, the sub-simplex under it, and the weights as a point in it. */
 export function simplex(get) {
@@ -120,18 +118,18 @@ export function simplex(get) {
       const plain = who.length === 2, pad = 34, w = W - 2 * pad, high = H - 2 * 26;
       const corners = plain ? [[1, 0], [0, 1]] : CORNERS, origin = plain ? [0, 0] : ORIGIN;
       const at = (weights) => { const rest = 1 - weights.reduce((a, b) => a + b, 0), p = [0, 1].map((i) => origin[i] * rest + weights.reduce((sum, a, k) => sum + a * corners[k][i], 0)); return [pad + p[0] * w, H - 26 - p[1] * high]; };
-      const a = who.map((j) => row.shown[j]), mass = a.reduce((x, y) => x + y, 0), far = Math.min(mass, 1.35), drawn = a.map((v) => (mass > 0 ? (v * far) / mass : 0)), face = mass > 0 ? a.map((v) => v / mass) : null;
+      const a = who.map((j) => row.shown[j]), mass = a.reduce((x, y) => x + y, 0), far = Math.min(mass, 1.25), drawn = a.map((v) => (mass > 0 ? (v * far) / mass : 0)), face = mass > 0 ? a.map((v) => v / mass) : null;
       const edge = (from, to, cls) => s("line", { x1: from[0], y1: from[1], x2: to[0], y2: to[1], class: cls });
       const tips = corners.map((_, k) => at(corners.map((__, i) => +(i === k)))), zero = at(corners.map(() => 0)), here = at(drawn), there = face && at(face);
       const outline = (list) => `M${list.map((p) => p.join(" ")).join("L")}Z`;
       return s("svg", { width: W, height: H, viewBox: `0 0 ${W} ${H}`, role: "img", "data-mass": mass, "aria-label": t("Weights {a}, mass {m}", { a: a.map((v) => num(v, 3)).join(", "), m: num(mass, 4) }) },
-        s("path", { d: outline([...tips, ...(plain ? [zero] : [])]), class: "under" }),
+        s("path", { d: outline([zero, ...tips]), class: "under" }),
         tips.map((p) => edge(zero, p, "inner")),
         plain ? edge(tips[0], tips[1], "face") : s("path", { d: outline(tips), class: "face" }),
         face && edge(zero, mass > 1 ? here : there, "ray"), face && s("circle", { cx: there[0], cy: there[1], r: 5, class: "share" }),
         s("circle", { cx: here[0], cy: here[1], r: 7, class: "end" }), s("circle", { cx: zero[0], cy: zero[1], r: 3, class: "zero" }),
         s("text", { x: zero[0] - 8, y: zero[1] + 16, "text-anchor": "end" }, "0"),
-        tips.map(([x, y], k) => s("text", { x, y: y + (y < H / 3 ? -9 : 18), "text-anchor": k === 1 && !plain ? "end" : "middle", class: who[k] === row.sink ? "strong" : null }, t("key {j}", { j: who[k] }) + (who[k] === row.sink ? ` (${t("sink")})` : ""))),
+        tips.map(([x, y], k) => s("text", { x: k === 1 && !plain ? x + pad - 4 : x, y: y + (y < H / 3 ? -9 : k === 1 && !plain ? -12 : 18), "text-anchor": k === 1 && !plain ? "end" : "middle", class: who[k] === row.sink ? "strong" : null }, t("key {j}", { j: who[k] }) + (who[k] === row.sink ? ` (${t("sink")})` : ""))),
         mass > 1 + 1e-9 && s("text", { x: W, y: 14, "text-anchor": "end", class: "strong" }, t("outside: mass {m}", { m: num(mass, 4) })));
     },
     data: () => { const { row } = get(); return [["key", "weight"], ...(row.shown ?? []).map((w, j) => [j, w])]; } });

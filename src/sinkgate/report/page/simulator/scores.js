@@ -6,19 +6,24 @@ import { s, tip, away } from "sinkgate/lib/dom.js";
 import { t } from "sinkgate/lib/language.js";
 import { tick } from "sinkgate/lib/text.js";
 import { FARTHEST, rounded, writtenScores } from "sinkgate/simulator/model.js";
-import { num, picture } from "sinkgate/simulator/show.js";
+import { num, picture, put, set } from "sinkgate/simulator/show.js";
 
-const TOP = 18, TALL = 190, GAP = 40, LOW = 120, FOOT = 44, RIGHT = 16;
+const TOP = 26, TALL = 190, GAP = 40, LOW = 120, FOOT = 44, RIGHT = 16;
 
 /** The scale of the scores: around 0 unless all lie far from it. */
 export function scaleOf(scores) {
   const finite = scores.filter(Number.isFinite), least = Math.min(...finite), most = Math.max(...finite);
   if (!finite.length) return [-4, 4];
   if (least > 12 || most < -12) return [Math.floor(least - 3), Math.ceil(most + 3)];
-  return [Math.min(-4, Math.floor(least - 0.5)), Math.max(4, Math.ceil(most + 0.5))];
+  return [-round(-least), round(most)];
 }
 
-const set = (el, attrs) => { for (const key in attrs) el.setAttribute(key, attrs[key]); };
+/** The next of a few sizes, so that the scale stands still while the scores move. */
+function round(size) {
+  if (size <= 3.7) return 4;
+  const power = 10 ** Math.floor(Math.log10(size)), far = [1, 1.5, 2, 3, 4, 6, 8, 10].find((step) => step * power >= size * 1.04);
+  return (far ?? 15) * power;
+}
 
 /** Makes the figure. `get()` is {model, row} now; `change(patch)` says what a hand asked for. */
 export function instrument(get, change) {
@@ -98,17 +103,16 @@ export function instrument(get, change) {
       set(k.bar, { y: Math.min(y, base), height: Math.abs(y - base), class: `${cls} soft` });
       set(k.handle, { y: y - 3, class: `handle ${cls}` });
       set(k.said, { y: eff >= 0 ? Math.max(y - 8, 11) : Math.min(y + 19, TOP + TALL + 14) });
-      k.said.textContent = show ? num(eff, 3) : "";
-      set(k.hit, { tabindex: j === model.key ? 0 : -1, "aria-label": t("score of key {j}", { j }), "aria-valuemin": lo, "aria-valuemax": hi, "aria-valuenow": Math.min(Math.max(rounded(eff, 4), lo), hi),
-        "aria-valuetext": hidden ? t("{s}, hidden", { s: num(eff, 4) }) : row.waiting ? num(eff, 4) : t("{s}, weight {w}", { s: num(eff, 4), w: num(row.weights[j], 4) }) });
-      k.hit.classList.toggle("chosen", j === model.key);
-      k.name.textContent = n <= 16 || j % 8 === 0 ? String(j) : "";
-      k.kind.textContent = n > 16 && j !== row.sink ? "" : hidden ? t("hidden") : gone ? t("removed") : j === row.sink ? t("sink") : "";
+      put(k.said, show ? num(eff, 3) : "");
+      set(k.hit, { class: j === model.key ? "score chosen" : "score", tabindex: j === model.key ? 0 : -1, "aria-label": t("score of key {j}", { j }), "aria-valuemin": lo, "aria-valuemax": hi, "aria-valuenow": Math.min(Math.max(rounded(eff, 4), lo), hi),
+        "aria-valuetext": j !== model.key ? null : hidden ? t("{s}, hidden", { s: num(eff, 4) }) : row.waiting ? num(eff, 4) : t("{s}, weight {w}", { s: num(eff, 4), w: num(row.weights[j], 4) }) });
+      put(k.name, n <= 16 || j % 8 === 0 ? String(j) : "");
+      put(k.kind, n > 16 && j !== row.sink ? "" : hidden ? t("hidden") : gone ? t("removed") : j === row.sink ? t("sink") : "");
       if (row.waiting) return;
       const w = row.shown[j], top = Math.max(V(w), bottom - LOW - 4);
       set(k.weight, { y: top, height: Math.max(bottom - top, w > 0 ? 1 : 0), class: cls });
       set(k.spoken, { y: top - 5 });
-      k.spoken.textContent = show ? num(w, digits) : "";
+      put(k.spoken, show ? num(w, digits) : "");
     });
     const free = row.waiting ? 0 : Math.max(0, 1 - row.strength), top = V(free);
     set(out.bar, { y: top, height: Math.max(bottom - top, 0) });

@@ -22,6 +22,26 @@ export function num(value, digits = 6) {
 
 export const pair = ([x, y], digits) => `(${num(x, digits)}, ${num(y, digits)})`;
 
+const last = new WeakMap();
+/** Write attributes, and only those that have changed: a draw is many times as often as a change of most of them. */
+export function set(el, attrs) {
+  let known = last.get(el);
+  if (!known) last.set(el, (known = {}));
+  for (const key in attrs) {
+    const value = attrs[key];
+    if (known[key] === value) continue;
+    known[key] = value;
+    if (value === null) el.removeAttribute(key);
+    else el.setAttribute(key, value);
+  }
+}
+/** The same for a text. */
+export function put(el, text) {
+  let known = last.get(el);
+  if (!known) last.set(el, (known = {}));
+  if (known.text !== text) el.textContent = known.text = text;
+}
+
 /** A formula as the registry writes it, e^{s_j} and a_j, with its indices low and its exponents high. */
 export function formula(text) {
   const parts = [];
