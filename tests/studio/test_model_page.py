@@ -385,7 +385,7 @@ def test_show_writes_several_records_into_one_file(
 
 # what stays as it is in Chinese: formulae, names and abbreviations
 NAMES = re.compile(
-    r"sinkgate|English|SVG|PNG|CSV|KV|KL|BOS|LSE|logit|log[₂₁]?|ln|Gu et al\., ICLR 2025, arXiv|Home|End|Page Up|Page Down|Enter|p_s|v_s|write|drawn|"
+    r"\(sink\)|sinkgate|English|SVG|PNG|CSV|KV|KL|BOS|LSE|logit|log[₂₁]?|ln|Gu et al\., ICLR 2025, arXiv|Home|End|Page Up|Page Down|Enter|p_s|v_s|write|drawn|"
     r"float32|cpu|tensors?|α|pₛ|vₛ|zₛ|[a-zA-Z](?![a-zA-Z])"
 )
 
@@ -397,7 +397,7 @@ def test_in_chinese_no_word_of_the_page_is_english(shown: Callable[..., Page], w
     named(page)
     found = page.evaluate("""() => {
       const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), said = [];
-      for (let node; (node = walk.nextNode());) if (!node.parentElement.closest("script, style, noscript, .tok, .mono, option") && node.data.trim()) said.push(node.data);
+      for (let node; (node = walk.nextNode());) if (!node.parentElement.closest("script, style, noscript, .tok, .mono, code, pre, option") && node.data.trim()) said.push(node.data);
       for (const el of document.querySelectorAll("[aria-label], [title], [alt]")) said.push(el.getAttribute("aria-label") ?? el.title ?? el.alt);
       return said;
     }""")
