@@ -29,7 +29,7 @@ export function dial({ label, name, lo, hi, step, least = lo, most = hi, to = (v
     slider.disabled = field.disabled = off;
     stop = slider.value;
   }
-  return { box: h("div", { class: "dial" }, h("label", { for: id }, label), slider, field, note && h("p", { class: "note" }, note)), show };
+  return { box: h("div", { class: "knob" }, h("label", { for: id }, label), slider, field, note && h("p", { class: "note" }, note)), show };
 }
 
 const check = (label, name, pick) => {

@@ -11,7 +11,7 @@ learn("zh", {
   "Scores and weights. Up and down change a score, left and right choose a key, Delete hides it.": "分数与权重。上下键改变分数，左右键选择键，Delete 键隐藏。",
   "score of key {j}": "键 {j} 的分数", "value of key {j}": "键 {j} 的值", "{s}, hidden": "{s}，已隐藏", "{s}, weight {w}": "{s}，权重 {w}", "nothing under {tau}": "低于 {tau} 者为零",
   "Where the weight goes": "权重的去向", "no weight": "没有权重",
-  "Values, their hull, and the output": "值、凸包与输出", "Values and output. Arrow keys move the chosen point.": "值与输出。方向键移动所选的点。", "point in the plane": "平面上的点", "target u": "目标 u",
+  "Values, hull and output": "值、凸包与输出", "Values and output. Arrow keys move the chosen point.": "值与输出。方向键移动所选的点。", "point in the plane": "平面上的点", "target u": "目标 u",
   "Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A dot’s area is its weight.": "填色：权重之和为 1 时可能的输出。虚线：门或出口所增加的部分，即含原点的凸包。圆点的面积表示权重。",
   "Simplex and sub-simplex": "单纯形与次单纯形", "Drawn for two and three candidates.": "仅对两个或三个候选绘制。", "Set the number of keys to 2 or 3 to see it.": "把键的个数设为 2 或 3 即可看到。",
   "Weights that sum to 1 lie on the far face. Whatever has less mass lies between it and the origin: mass is how far along the ray, the share is where the ray meets the face.": "和为 1 的权重位于远处的面上。质量较小的位于该面与原点之间：质量是沿射线走了多远，份额是射线与该面的交点。",
