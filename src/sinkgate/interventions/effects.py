@@ -214,7 +214,11 @@ class Effects:
                 _numbers(head, found.samples)
             for name in ("model", "settings", "target", "notes", "targets", "bos", "where"):
                 found.meta[name]
-            typed("its text", found.meta, {"model": dict, "settings": dict, "target": str, "notes": list, "where": (str, list, tuple, dict)})
+            typed(
+                "its text",
+                found.meta,
+                {"model": dict, "settings": dict, "target": str, "notes": list, "where": (str, list, tuple, dict)},
+            )
             typed("its model", found.meta["model"], {"name": str})
             for head in heads:
                 typed("a head", vars(head), {"layer": int, "head": int, "chosen": str})

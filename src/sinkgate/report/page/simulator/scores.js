@@ -132,7 +132,7 @@ export function instrument(get, change) {
     level(z, row.z, `z = ${num(row.z, 4)}`);
   }
 
-  const fig = picture({ title: t("Scores, and the weights they become"), name: "simulator-row", draw: build,
+  const fig = picture({ title: t("Scores, and the weights they become"), name: "simulator-row", draw: build, note: t("Drag a bar, or choose one and use the arrow keys; Delete hides a key."),
     data: () => { const { model, row } = get(); return [["key", "score", "entering", "seen", "weight"], ...model.scores.map((each, j) => [j, each.s, row.scores[j], String(row.seen[j]), row.weights?.[j] ?? null])]; } });
 
   function update() {
