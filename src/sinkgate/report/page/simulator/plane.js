@@ -88,7 +88,7 @@ export function plane(get, change) {
   }
 
   const fig = picture({ title: t("Values, hull and output"), name: "simulator-output", draw: build,
-    note: t("Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A dot’s area is its weight."),
+    note: t("Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A larger dot has more weight."),
     data: () => { const { model, row } = get(); return [["point", "x", "y"], ...model.values.map(([x, y], j) => [`v${j}`, x, y]), ["output", ...(row.output ?? [null, null])]]; } });
 
   function update() {

@@ -15,7 +15,7 @@ learn("zh", {
   "e^{s_j} / (Σ_{i in top k} e^{s_i} + δ) on the top k, 0 elsewhere": "前 k 个：e^{s_j} / (Σ_{前 k 个} e^{s_i} + δ)，其余为 0",
   "Where the weight goes": "权重的去向", "no weight": "没有权重",
   "Values, hull and output": "值、凸包与输出", "Values and output. Arrow keys move the chosen point.": "值与输出。方向键移动所选的点。", "point in the plane": "平面上的点", "target u": "目标 u",
-  "Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A dot’s area is its weight.": "填色：权重之和为 1 时可能的输出。虚线：门或出口所增加的部分，即含原点的凸包。圆点的面积表示权重。",
+  "Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A larger dot has more weight.": "填色：权重之和为 1 时可能的输出。虚线：门或出口所增加的部分，即含原点的凸包。圆点越大，权重越大。",
   "Simplex and sub-simplex": "单纯形与次单纯形", "Drawn for two and three candidates.": "仅对两个或三个候选绘制。", "Set the number of keys to 2 or 3 to see it.": "把键的个数设为 2 或 3 即可看到。",
   "Weights that sum to 1 lie on the far face. Whatever has less mass lies between it and the origin: mass is how far along the ray, the share is where the ray meets the face.": "和为 1 的权重位于远处的面上。质量较小的位于该面与原点之间：质量是沿射线走了多远，份额是射线与该面的交点。",
   "Weights {a}, mass {m}": "权重 {a}，质量 {m}", "outside: mass {m}": "在外面：质量 {m}",
