@@ -29,7 +29,7 @@ export function dial({ label, name, lo, hi, step, least = lo, most = hi, to = (v
     slider.disabled = field.disabled = off;
     stop = slider.value;
   }
-  return { box: h("div", { class: "dial" }, h("label", { for: id }, label), slider, field, note && h("p", { class: "note" }, note)), show };
+  return { box: h("div", { class: "knob" }, h("label", { for: id }, label), slider, field, note && h("p", { class: "note" }, note)), show };
 }
 
 const check = (label, name, pick) => {
@@ -101,7 +101,7 @@ export function controls(get, change, context) {
   function update() {
     const { model } = get(), w = model.weighting;
     select.value = w.name;
-    if (said !== w.name) formula.replaceChildren(...readable(clean(w.formula)));
+    if (said !== w.name) formula.replaceChildren(...readable(clean(t(w.formula))));
     if (said !== w.name) declared.textContent = t("declares: mass {mass}; {shift}; {zeros}", { mass: t(w.mass), shift: w.shift_invariant ? t("a shift changes nothing") : t("a shift changes the weights"), zeros: w.exact_zeros ? t("exact zeros") : t("no exact zeros") });
     drawParams(model);
     said = w.name;

@@ -46,7 +46,7 @@ export function plane(get, change) {
     const label = s("text", { class: "strong", x: 2, y: 12 });
     const svg = s("svg", { width: W, height: H, viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": t("Values and output. Arrow keys move the chosen point.") },
       marks.filter((v) => Math.abs(v) < wide).map((v) => [s("line", { x1: X(v), x2: X(v), y1: 0, y2: H, class: "gridline" }), s("text", { x: X(v), y: Y(0) + 14, "text-anchor": "middle" }, tick(v))]),
-      marks.filter((v) => Math.abs(v) < high).map((v) => [s("line", { x1: 0, x2: W, y1: Y(v), y2: Y(v), class: "gridline" }), s("text", { x: X(0) - 6, y: Y(v) + 4, "text-anchor": "end" }, tick(v))]),
+      marks.filter((v) => Math.abs(v) < high).map((v) => [s("line", { x1: 0, x2: W, y1: Y(v), y2: Y(v), class: "gridline" }), Y(v) > 24 && s("text", { x: X(0) - 6, y: Y(v) + 4, "text-anchor": "end" }, tick(v))]),
       s("line", { x1: 0, x2: W, y1: Y(0), y2: Y(0), class: "axis" }), s("line", { x1: X(0), x2: X(0), y1: 0, y2: H, class: "axis" }),
       hull0, hull, points.map((p) => p.grip), target, arrow, end, label);
     svg.addEventListener("pointerdown", (event) => {
@@ -87,8 +87,8 @@ export function plane(get, change) {
     label.textContent = `o = ${pair(row.output, 3)}, ‖o‖ = ${num(row.length, 4)}`;
   }
 
-  const fig = picture({ title: t("Values, their hull, and the output"), name: "simulator-output", draw: build,
-    note: t("Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A dot’s area is its weight."),
+  const fig = picture({ title: t("Values, hull and output"), name: "simulator-output", draw: build,
+    note: t("Filled: what weights that sum to 1 can output. Dashed: what a gate or an outlet adds, the hull with the origin. A larger dot has more weight."),
     data: () => { const { model, row } = get(); return [["point", "x", "y"], ...model.values.map(([x, y], j) => [`v${j}`, x, y]), ["output", ...(row.output ?? [null, null])]]; } });
 
   function update() {

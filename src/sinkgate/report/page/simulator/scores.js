@@ -73,9 +73,10 @@ export function instrument(get, change) {
     const out = { bar: s("rect", { x: X(n) - wide / 2, width: wide, class: "nothing" }), said: s("text", { x: X(n), "text-anchor": "middle", class: "strong" }), name: s("text", { x: X(n), y: bottom + 15, "text-anchor": "middle" }, t("nothing")) };
     const line = s("g", { class: "line" }, s("line", { x1: left, x2: W - RIGHT, class: "cut" }), s("text", { x: W - RIGHT, "text-anchor": "end", class: "cutname" }));
     const z = s("g", { class: "line" }, s("line", { x1: left, x2: W - RIGHT, class: "zline" }), s("text", { x: W - RIGHT, "text-anchor": "end", class: "zname" }));
+    const chosen = s("rect", { y: TOP - 8, width: room, height: TALL + 16, rx: 3, class: "chosen-key ui" });
     const marks = ticks(...scale, 5), shares = ticks(0, most, 4);
     const svg = s("svg", { width: W, height: H, viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": t("Scores and weights. Up and down change a score, left and right choose a key, Delete hides it.") },
-      s("text", { x: 0, y: 10 }, t("score")), s("text", { x: 0, y: bottom - LOW - 12 }, t("weight")),
+      chosen, s("text", { x: 0, y: 10 }, t("score")), s("text", { x: 0, y: bottom - LOW - 12 }, t("weight")),
       marks.map((v) => [s("line", { x1: left, x2: W - RIGHT, y1: Y(v), y2: Y(v), class: v === 0 ? "axis" : "gridline" }), s("text", { x: left - 8, y: Y(v) + 4, "text-anchor": "end" }, tick(v))]),
       shares.map((v) => [s("line", { x1: left, x2: W - RIGHT, y1: V(v), y2: V(v), class: v === 0 ? "axis" : "gridline" }), s("text", { x: left - 8, y: V(v) + 4, "text-anchor": "end" }, tick(v))]),
       keys.map((k) => [k.over, k.name, k.kind]), out.bar, out.said, out.name, line, z, keys.map((k) => k.hit));
@@ -90,13 +91,14 @@ export function instrument(get, change) {
     });
     svg.addEventListener("pointermove", (event) => { if (held !== null) drop(held, pointed(event, svg)); });
     for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { if (held !== null) { held = null; update(); } });
-    refs = { svg, keys, out, line, z, scale, X, Y, V, base, bottom, most, n, room, width };
+    refs = { svg, chosen, keys, out, line, z, scale, X, Y, V, base, bottom, most, n, room, width };
     paint();
     return svg;
   }
 
   function paint() {
-    const { model, row } = get(), { keys, out, line, z, Y, V, base, bottom, room, n } = refs, [lo, hi] = refs.scale;
+    const { model, row } = get(), { chosen, keys, out, line, z, X, Y, V, base, bottom, room, n } = refs, [lo, hi] = refs.scale;
+    set(chosen, { x: X(model.key) - room / 2 });
     const digits = room > 54 ? 4 : 3, show = room > 34;
     keys.forEach((k, j) => {
       const eff = row.scores[j], hidden = model.scores[j].hidden, gone = model.cut && j === row.sink, y = Y(Math.min(Math.max(eff, lo), hi)), cls = hidden || gone ? "f-gone" : j === row.sink ? "f-sink" : "f-content";
@@ -130,7 +132,7 @@ export function instrument(get, change) {
     level(z, row.z, `z = ${num(row.z, 4)}`);
   }
 
-  const fig = picture({ title: t("Scores, and the weights they become"), name: "simulator-row", draw: build,
+  const fig = picture({ title: t("Scores, and the weights they become"), name: "simulator-row", draw: build, note: t("Drag a bar, or choose one and use the arrow keys; Delete hides a key."),
     data: () => { const { model, row } = get(); return [["key", "score", "entering", "seen", "weight"], ...model.scores.map((each, j) => [j, each.s, row.scores[j], String(row.seen[j]), row.weights?.[j] ?? null])]; } });
 
   function update() {
