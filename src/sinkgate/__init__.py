@@ -74,6 +74,7 @@ _WHERE = {
     "OutletConfig": "sinkgate.lab.outlet",
     "LoopConfig": "sinkgate.lab.loop",
     "compare": "sinkgate.lab.comparison",
+    "write_pages": "sinkgate.report.pages",
     "Comparison": "sinkgate.lab.comparison_record",
     "Arm": "sinkgate.lab.arms",
     "SinkCallback": "sinkgate.lab.callback",
@@ -161,6 +162,7 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.probe.probe import Probe as Probe
     from sinkgate.quantization import Quantization as Quantization
     from sinkgate.record import Diagnosis as Diagnosis
+    from sinkgate.report.pages import write_pages as write_pages
     from sinkgate.schema import Settings as Settings
     from sinkgate.series import Series as Series
     from sinkgate.site import OutputMap as OutputMap
