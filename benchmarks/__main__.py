@@ -17,6 +17,7 @@ NAMES = (
     "train_outlet",
     "aids",
     "lab",
+    "lab_comparison",
     "callback",
     "studio",
 )

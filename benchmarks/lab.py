@@ -1,4 +1,4 @@
-"""The lab's training against a plain loop with ``sdpa`` of the same shape; what arms, data and a comparison cost on top.
+"""The lab's training against a plain loop with ``sdpa`` of the same shape; what arms and data cost on top.
 
 The peer is written as small training scripts are: one matrix for q, k and v, ``scaled_dot_product_attention``, RoPE from
 a buffer, SwiGLU, ``torch.optim.AdamW`` as it comes, batches stacked from random places of a memory-mapped file.
@@ -7,7 +7,6 @@ a buffer, SwiGLU, ``torch.optim.AdamW`` as it comes, batches stacked from random
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import tempfile
 import time
@@ -22,7 +21,6 @@ from torch.nn import functional as F
 
 from benchmarks.common import paired, write
 from sinkgate.lab.arms import as_arm
-from sinkgate.lab.comparison import compare
 from sinkgate.lab.decoder import DecoderConfig
 from sinkgate.lab.loop import train
 from sinkgate.lab.tasks import as_task
@@ -148,31 +146,6 @@ def _flops(config: DecoderConfig) -> float:
     return config.parameters() - config.dim * (2 * config.layers + 1) + config.layers * config.context * config.dim
 
 
-def comparison(folder: Path, rounds: int = 3) -> dict[str, Any]:
-    """Seconds of a comparison of three arms over the seconds of their three trainings alone."""
-    settings: dict[str, Any] = {"preset": "tiny", "tokenizer": "bpe:2048"}
-    spec, arms, steps = as_task("text", **settings), ("softmax", "softmax+g1_head", "softpick"), 300
-    spec.corpus()  # type: ignore[attr-defined]
-    ratios = []
-    for turn in range(rounds):
-        start = time.perf_counter()
-        for arm in arms:
-            experiment = spec.make(as_arm(arm), 0)
-            train(experiment, spec.loop(steps, None, 0))
-            experiment.final("select")
-            experiment.final("test")
-        alone = time.perf_counter() - start
-        start = time.perf_counter()
-        compare(spec, arms, seeds=1, steps=steps, out=folder / f"comparison{turn}")
-        ratios.append((time.perf_counter() - start) / alone)
-    return {
-        "arms": len(arms),
-        "steps": steps,
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(x, 3) for x in ratios],
-    }
-
-
 def tiny() -> dict[str, Any]:
     """Minutes that the preset ``tiny`` takes for its usual number of steps."""
     spec = as_task("text", preset="tiny")
@@ -188,9 +161,7 @@ def main() -> None:
         folder = Path(name)
         result: dict[str, Any] = {"shape": SHAPE, "rounds": ROUNDS}
         result |= {dtype: throughput(dtype, folder) for dtype in ("bfloat16", "float32")}
-        result["comparison"] = comparison(folder)
         result["tiny"] = tiny()
-    assert math.isfinite(result["comparison"]["ratio"])
     write("lab", result)
 
 
