@@ -8,7 +8,7 @@ import pytest
 
 from report.payloads import payload
 from sinkgate.report.html import render
-from studio.watched import Watched
+from studio.watched import Watched, shown_address
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_every_tab_opens_and_the_address_says_which(watched: Watched, address: s
     for name in page.eval_on_selector_all("nav.pages button", "all => all.map(b => b.dataset.page)"):
         page.click(f'nav.pages button[data-page="{name}"]')
         watched.ready(page)
-        assert f"page={name}" in page.url
+        assert f"page={name}" in shown_address(page)
         assert page.get_attribute(f'nav.pages button[data-page="{name}"]', "aria-current") == "page"
 
 
@@ -32,7 +32,7 @@ def test_language_and_theme_are_in_the_address_and_come_back(watched: Watched, a
     page.check('#theme input[value="dark"]', force=True)
     assert page.evaluate("document.documentElement.lang") == "zh-Hans"
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    again = watched.open(page.url)
+    again = watched.open(shown_address(page))
     assert again.evaluate("document.documentElement.lang") == "zh-Hans"
     assert again.evaluate("document.documentElement.dataset.theme") == "dark"
     assert "模型" in again.inner_text("nav.pages")

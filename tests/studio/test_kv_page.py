@@ -27,7 +27,7 @@ from sinkgate.cache.sizes import BITS, human, parse_count
 from sinkgate.cli import kv
 from sinkgate.errors import ArgumentError
 from sinkgate.report.html import Entry, document
-from studio.watched import Serving, Watched
+from studio.watched import Serving, Watched, shown_address
 
 SHAPE = ("layers", "heads", "head_dim", "kv_heads", "v_dim", "latent", "rotary", "sliding_layers", "window", "linear_layers", "linear_heads",
          "linear_k_dim", "linear_v_dim")  # fmt: skip
@@ -275,7 +275,7 @@ def test_every_control_and_its_command(page: Page) -> None:
     same_as_the_command(page)
     assert page.is_disabled("input#kv-kv_heads")
     page.wait_for_timeout(400)
-    before = [page.inner_text("#kv-command"), page.url]
+    before = [page.inner_text("#kv-command"), shown_address(page)]
     page.goto("about:blank")
     page.goto(before[1])
     Watched.ready(page)
@@ -336,8 +336,8 @@ def test_measures_scales_and_the_chart(page: Page) -> None:
             assert [part.split(": ")[1] for part in label.split(". ", 1)[1].split("; ")] == [
                 human(r[column]) for r in said["rows"]
             ]
-    assert "kvscale" in page.url
-    assert "kvshow" in page.url
+    assert "kvscale" in shown_address(page)
+    assert "kvshow" in shown_address(page)
     wide = page.eval_on_selector_all("#kv-bars rect", "all => all.map(e => +e.getAttribute('width'))")
     page.check('#kv-scale input[value="linear"]', force=True)
     linear = page.eval_on_selector_all("#kv-bars rect", "all => all.map(e => +e.getAttribute('width'))")

@@ -20,7 +20,7 @@ from sinkgate.report.comparison_charts import over_steps
 from sinkgate.report.html import Entry, document
 from sinkgate.report.lab_payload import MOST_POINTS, lab_payload
 from sinkgate.report.payloads import payload_of
-from studio.watched import Serving, Watched
+from studio.watched import Serving, Watched, shown_address
 
 HOSTILE = [
     "</script><script>alert(1)</script>",
@@ -173,7 +173,7 @@ def test_every_control_of_a_comparison(watched: Watched, as_file: Callable[..., 
     assert "<svg" in Path(waiting.value.path()).read_text(encoding="utf-8")
     page.uncheck("#lab-arm-2")
     page.check('#lab-view input[value="difference"]', force=True)
-    again = watched.open(page.url)
+    again = watched.open(shown_address(page))
     assert texts(again, "#lab-of-loss .legend-of") == ["arm 1 − arm 0", "no difference"]
     assert again.input_value("#lab-number") == "kurtosis"
 
@@ -202,7 +202,7 @@ def test_hostile_names_stay_text(watched: Watched, as_file: Callable[..., str]) 
         "lab=%3Cb%3E",
         "labhide=9-9-9&labseed=77&labarm=8&labnumber=nothing&labdiff=none",
     ):
-        watched.open(page.url.split("#")[0] + f"#page=lab&{key}")
+        watched.open(shown_address(page).split("#")[0] + f"#page=lab&{key}")
 
 
 def test_a_large_comparison_is_thinned_and_small_enough() -> None:
@@ -287,7 +287,7 @@ def test_a_comparison_from_the_page(serving: Callable[..., Serving], watched: Wa
     expect(first.locator(".chip")).to_have_text("stopped", timeout=60_000)
     page.locator("#lab-list li").last.locator('[data-act="show"]').click()
     page.wait_for_selector(f"#lab-body[data-shown='run.{ident}'] #lab-verdict", timeout=60_000)
-    again = watched.open(page.url)  # a view of a run can be shared
+    again = watched.open(shown_address(page))  # a view of a run can be shared
     again.wait_for_selector(f"#lab-body[data-shown='run.{ident}'] #lab-verdict", timeout=60_000)
     says_what_the_record_says(again, record)
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from studio.test_simulator import DOCUMENT, asked, drawn, out, put, write
-from studio.watched import Watched
+from studio.watched import Watched, shown_address
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_lesson_from_end_to_end(watched: Watched, address: str, name: str) -> 
     assert page.inner_text("#verdict").startswith("You predicted it")
     assert page.locator("#misconception").is_visible()
     # The state is in the address and comes back; what was done stays done.
-    again = drawn(watched.open(page.url))
+    again = drawn(watched.open(shown_address(page)))
     assert again.locator("#misconception").inner_text() == page.locator("#misconception").inner_text()
     put(again, '[data-dial="shift"]', 3)
     assert again.locator("#misconception").is_visible()

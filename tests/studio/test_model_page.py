@@ -26,7 +26,7 @@ from sinkgate.report.pages import write_pages
 from sinkgate.report.payload import payload as payload_of
 from sinkgate.report.samples import summary_rows
 from studio.records import diagnosis, effects, saved
-from studio.watched import Serving, Watched
+from studio.watched import Serving, Watched, shown_address
 from studio.wording import book
 
 A, B, OTHER = diagnosis(0, push=6.0), diagnosis(1, push=3.0), diagnosis(2, heads=2)
@@ -104,7 +104,7 @@ def test_every_quantity_of_the_map_shows_the_records_numbers(shown: Callable[...
     assert set(offered) == {*held, "head_kind", "eviction"}
     for name, values in held.items():
         page.check(f'input[name="metric"][value="{name}"]', force=True)
-        assert f"metric={name}" in page.url
+        assert f"metric={name}" in shown_address(page)
         assert near(page.inner_text("#readout").split(": ")[1], values[at]), name
     page.check('input[name="metric"][value="head_kind"]', force=True)
     assert A.head_kind[at] in page.inner_text("#readout")
@@ -112,7 +112,7 @@ def test_every_quantity_of_the_map_shows_the_records_numbers(shown: Callable[...
 
 def test_the_address_brings_the_view_back(shown: Callable[..., Page], watched: Watched) -> None:
     page = shown({"a": A}, "page=model&metric=margin&layer=0&head=3")
-    again = watched.open(page.url)
+    again = watched.open(shown_address(page))
     assert again.input_value(".pick select >> nth=1") == "3"
     assert again.is_checked('input[name="metric"][value="margin"]')
 
@@ -135,7 +135,7 @@ def test_the_map_by_keyboard(watched: Watched, as_file: Callable[[str], str]) ->
     assert page.locator('.cell[tabindex="0"]').count() == 1
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "panel-h"
-    assert "layer=10&head=5" in page.url
+    assert "layer=10&head=5" in shown_address(page)
     page.keyboard.press("Shift+Tab")
     assert page.evaluate(cell.replace("document.activeElement", "document.querySelector('.cell[tabindex=\"0\"]')")) == [
         10,
@@ -296,7 +296,7 @@ def test_two_records_side_by_side(shown: Callable[..., Page], other: Diagnosis, 
     page = shown({"before": A, "after": other}, "page=model&metric=first_token_mass")
     page.select_option("#other-choice", label="after")
     page.wait_for_selector("#compare table")
-    assert "other=" in page.url
+    assert "other=" in shown_address(page)
     assert page.evaluate("document.activeElement.id") == "other-choice"
     rows = {row[0]: row for row in table(page, "Summary numbers, means over heads and samples")}
     for label, name in (

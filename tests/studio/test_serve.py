@@ -22,6 +22,11 @@ from studio.raw import ask
 COMMAND = [sys.executable, "-m", "sinkgate", "studio", "--no-open"]
 
 
+def listening_to_ctrl_c() -> None:
+    """A shell's background ignores the signal, and a child inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def studio(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
     """Start one as a person does: ``studio("RECORD", "--port", "0")`` → (the process, the line that it printed)."""
@@ -29,7 +34,13 @@ def studio(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str]
 
     def start(*arguments: str, **options: Any) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, **options
+            [*COMMAND, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            preexec_fn=listening_to_ctrl_c,
+            **options,
         )
         started.append(process)
         assert process.stdout
@@ -105,7 +116,7 @@ sys.exit(main(["studio", "--no-open"]))
 @pytest.mark.parametrize("how", ["a stream", "a job that does not look up", "a route that does not end", "no reader"])
 def test_it_ends_at_once_with_whatever_is_open(how: str, tmp_path: Path) -> None:
     pause = 100 if how == "a job that does not look up" else 0.01
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS % pause], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS % pause], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=listening_to_ctrl_c)  # fmt: skip
     try:
         assert process.stdout
         port = port_of(process.stdout.readline())
@@ -189,7 +200,9 @@ def test_the_browser_is_opened_unless_it_is_not_wanted(tmp_path: Path, monkeypat
         try:
             assert process.stdout
             address = process.stdout.readline().split()[2]
-            time.sleep(2)
+            end = time.monotonic() + (60 if expected else 2)
+            while not opened.exists() and time.monotonic() < end:
+                time.sleep(0.05)
             assert opened.exists() is expected
             if expected:
                 assert opened.read_text().strip() == address

@@ -26,7 +26,7 @@ from sinkgate.geometry import (
 from sinkgate.report.html import page_sources, render
 from sinkgate.weighting import from_json, names, register_weighting
 from sinkgate.weighting.base import Value
-from studio.watched import Serving, Watched
+from studio.watched import Serving, Watched, shown_address
 
 DOCUMENT = render(payload(layers=2, heads=2, kv_heads=1))
 
@@ -102,7 +102,7 @@ def until(true: Callable[[], bool], seconds: float = 20) -> None:
 
 def asked(page: Page) -> dict[str, str]:
     page.wait_for_timeout(200)  # a burst of changes is written when it rests
-    return dict(re.findall(r"(\w+)=([^&]*)", page.url.split("#")[1].replace("%2C", ",").replace("%3A", ":")))
+    return dict(re.findall(r"(\w+)=([^&]*)", shown_address(page).split("#")[1].replace("%2C", ",").replace("%3A", ":")))
 
 
 # ---- the row ----
@@ -352,7 +352,7 @@ def test_the_state_comes_back_from_the_address(watched: Watched, address: str) -
         )
     )
     put(page, '[data-dial="gate"]', 0.75)
-    again = drawn(watched.open(page.url))
+    again = drawn(watched.open(shown_address(page)))
     assert asked(again) == asked(page)
     assert asked(again)["gate"] == "0.75"
     assert again.locator("[data-weight]").all_text_contents() == page.locator("[data-weight]").all_text_contents()

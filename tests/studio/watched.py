@@ -15,6 +15,12 @@ from sinkgate.studio import Studio
 SCREENS = Path(__file__).parents[2] / "build" / "screens"
 
 
+def shown_address(page: Page) -> str:
+    """The page's address, once what was chosen is in it."""
+    page.wait_for_selector('html:not([data-address="behind"])', state="attached")
+    return str(page.evaluate("location.href"))
+
+
 class Watched:
     """Opens pages, and keeps what went wrong in them."""
 

@@ -79,7 +79,12 @@ function start(payload) {
     const now = performance.now();
     clearTimeout(later);
     written = written.filter((when) => now - when < 10_000);
-    if (written.length >= 120 || written.filter((when) => now - when < 250).length >= 4) { later = setTimeout(write, 150); return; }
+    if (written.length >= 120 || written.filter((when) => now - when < 250).length >= 4) {
+      document.documentElement.dataset.address = "behind";
+      later = setTimeout(write, 150);
+      return;
+    }
+    delete document.documentElement.dataset.address;
     written.push(now);
     // Some embeddings forbid touching the address; the page works without.
     try { history.replaceState(null, "", location.search + addressOf(state, page)); } catch { /* not shareable here */ }
