@@ -22,7 +22,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "W8A8, per tensor": {"weights": "int8(tensor)", "activations": "int8(tensor)"},
     "W8A8, per channel and token": {"weights": "int8(channel)", "activations": "int8(token)"},
     "W4, per channel": {"weights": "int4(channel)"},
-    "W4, groups of 32": {"weights": "int4(group=32)"},
+    "W4, groups of 16": {"weights": "int4(group=16)"},
     "W4A8, per channel and tensor": {"weights": "int4(channel)", "activations": "int8(tensor)"},
 }
 
