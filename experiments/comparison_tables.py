@@ -160,7 +160,8 @@ def _quantization(which: str) -> Callable[[bool], str]:
             raise FileNotFoundError(f"the result of quantization has nothing on {which}")
         rows = []
         for arm, by in found[which].items():
-            rows.append([f"`{arm}`", *(plain(entry["rise"], "+.4f") for entry in by.values())])
+            cells = (by[scheme] for scheme in found["schemes"])
+            rows.append([f"`{arm}`", *("–" if "refused" in cell else plain(cell["rise"], "+.4f") for cell in cells)])
         return table(["arm", *found["schemes"]], rows)
 
     return made

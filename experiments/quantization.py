@@ -15,6 +15,7 @@ import sinkgate as sg
 from experiments.comparisons import interval, keep, ran
 from experiments.gates import PLANS
 from experiments.trained import load
+from sinkgate.errors import ArgumentError
 from sinkgate.lab.comparison_record import Comparison
 from sinkgate.record import student_interval
 
@@ -34,16 +35,22 @@ def costs(name: str, record: Comparison) -> dict[str, Any]:
     base: dict[str, np.ndarray] = {}
     for arm in record.arms:
         rises: dict[str, list[float]] = {scheme: [] for scheme in SCHEMES}
+        refused: dict[str, str] = {}
         for piece in record.at_best(arm):
             if piece["diverged"]:
                 continue
             experiment = load(name, piece)
             plain = experiment.final("test")["loss"]
             for scheme, how in SCHEMES.items():
-                with sg.quantized(experiment.model, **how):
-                    rises[scheme].append(experiment.final("test")["loss"] - plain)
-        found[arm] = {}
+                try:
+                    with sg.quantized(experiment.model, **how):
+                        rises[scheme].append(experiment.final("test")["loss"] - plain)
+                except ArgumentError as err:  # a width that the groups do not divide
+                    refused[scheme] = str(err)
+        found[arm] = {scheme: {"refused": why} for scheme, why in refused.items()}
         for scheme, values in rises.items():
+            if not values:
+                continue
             numbers = np.array(values)
             base.setdefault(scheme, numbers)
             entry = {"rise": interval(student_interval(numbers))}
