@@ -20,7 +20,7 @@ def plain(entry: Row | None, form: str = ".3f") -> str:
         return "–"
     if entry["low"] is None:
         return format(entry["mean"], form)
-    return f"{entry['mean']:{form}} ± {(entry['high'] - entry['low']) / 2:{form}}"
+    return f"{entry['mean']:{form}} ± {(entry['high'] - entry['low']) / 2:{form.lstrip('+')}}"
 
 
 def change(entry: Row | None, form: str = "+.3f") -> str:
