@@ -336,7 +336,7 @@ def test_a_record_is_shown_without_torch(run: Run, model_dir: str, text_file: st
 
 def test_a_damaged_record_is_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "stream.json").write_text('{"format": "sinkgate.stream", "version": 1, "meta": {}, "arms": [{}]}')
-    one_line(run("show", str(tmp_path)), "stream.json is not a readable stream record")
+    one_line(run("show", str(tmp_path)), "stream.json is a damaged stream record")
     (tmp_path / "stream.json").write_text("{")
     one_line(run("show", str(tmp_path)), "stream.json is not a readable record")
 
