@@ -35,6 +35,7 @@ class Watched:
         context = self.browser.new_context(
             viewport={"width": width, "height": height}, accept_downloads=True, reduced_motion="reduce", **options
         )
+        context.set_default_timeout(90_000)  # of a machine that does other things, too
         self.contexts.append(context)
         page = context.new_page()
         page.on(
@@ -57,7 +58,7 @@ class Watched:
     @staticmethod
     def ready(page: Page) -> None:
         """Wait until the page the address asks for is drawn."""
-        page.wait_for_selector('html[data-ready="yes"]', timeout=30_000)
+        page.wait_for_selector('html[data-ready="yes"]', timeout=90_000)
 
     def close(self) -> list[str]:
         SCREENS.mkdir(parents=True, exist_ok=True)
