@@ -153,6 +153,7 @@ class Guard:
         seen, whole, end = 0, False, time.monotonic() + self.seconds
 
         async def bounded() -> Message:
+            """The next message, refused when it is too much or too late."""
             nonlocal seen, whole
             if whole:  # what comes now is the end of the connection, for which one may wait
                 return await receive()

@@ -32,6 +32,7 @@ def routes(studio: Studio) -> list[Route]:
     """``POST /api/read``: ``{model, text, arms, window, positions, tokens, every}`` → one line per pass."""
 
     async def read(request: Request) -> Response:
+        """Check what was asked, and answer with the passes as they are made."""
         said = await body(request)
         asked.only(said, NAMES)
         model = studio.models.named(said.get("model"))

@@ -33,6 +33,7 @@ def routes(studio: Studio) -> list[Route]:
     """``POST /api/write``: ``{model, prompt, policy, positions, tokens, temperature, top_p, top_k, seed}`` → pieces of text."""
 
     async def write(request: Request) -> Response:
+        """Check what was asked, and answer with the text as it is written."""
         from sinkgate.cache.registry import as_policy
         from sinkgate.hf.writing import Sampling
 
