@@ -29,6 +29,12 @@ def test_torch_is_pinned_for_us_and_a_range_for_others() -> None:
     assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License")
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports test files by their bare name: a second one stops the collection of all."""
+    names = [path.name for path in tracked() if path.name.startswith("test_") and path.suffix == ".py"]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_ci_runs_exactly_what_the_readme_says() -> None:
     commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line and not line.startswith("#")]
     assert commands[-1] == "make test"
