@@ -24,7 +24,7 @@ FLOORS = {
     "probe": 4,
     "evaluate": 5, "interventions": 5.5,  # an effect is a difference of scores
     "lab": 6,
-    "plan": 7,
+    "planning": 7,
     "report": 8, "studio": 8.5,  # serves the pages of report
     "cli": 9, "__main__": 10,
 }  # fmt: skip

@@ -94,6 +94,8 @@ _WHERE = {
     "SetMassive": "sinkgate.interventions",
     "key_gradients": "sinkgate.probe.key_gradients",
     "KeyGradients": "sinkgate.probe.key_gradients",
+    "plan": "sinkgate.planning.make",
+    "Plan": "sinkgate.planning.record",
     "load": "sinkgate.hf.load",
     "SinkgateError": "sinkgate.errors",
 }
@@ -153,6 +155,8 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.outlet import KVBias as KVBias
     from sinkgate.outlet import SinkLogit as SinkLogit
     from sinkgate.outlet import SinkToken as SinkToken
+    from sinkgate.planning.make import plan as plan
+    from sinkgate.planning.record import Plan as Plan
     from sinkgate.probe.diagnose import diagnose as diagnose
     from sinkgate.probe.key_gradients import KeyGradients as KeyGradients
     from sinkgate.probe.key_gradients import key_gradients as key_gradients

@@ -1,0 +1,121 @@
+"""``sinkgate plan MODEL --budget … | --max-ppl-increase …``: a verified setting with its reasons, or "leave it"."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from sinkgate.cli.diagnose import read_texts
+from sinkgate.cli.generate import model_flags
+from sinkgate.errors import ArgumentError, OutputError
+
+__all__ = ["arguments", "run"]
+
+INTERRUPTED = "what was measured is kept: the same command goes on from there"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's flags."""
+    add = parser.add_argument
+    model_flags(add)
+    add("--budget", metavar="BYTES", help="of keys and values at --context × --batch: 64MiB, 1.5GiB, 4096")
+    add("--max-ppl-increase", metavar="X", help="of the perplexity on held-out text: 1%% or 0.01")
+    add("--context", metavar="N", help="tokens: 8192, 8k (default: as many as the model was trained for)")
+    add("--batch", type=int, default=1, metavar="N", help="sequences of that length at once (default: %(default)s)")
+    add("--weight-budget", metavar="BYTES", help="of the weights of linear layers (default: they stay as they are)")
+    add("--goal", choices=["memory", "latency", "quality"],
+        help="what is made small (default: the loss where only --budget is given, else memory)")  # fmt: skip
+    add(
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help="texts to tune and verify on, - for standard input (default: the demo speeches)",
+    )
+    add("--record", metavar="DIR", help="a diagnosis of this model (default: one is made)")
+    add(
+        "--effort",
+        choices=["quick", "default", "thorough"],
+        default="default",
+        help="how much is measured (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of the search and the choice of texts (default: %(default)s)")
+    add("--no-recall", action="store_true", help="do not measure recall by distance")
+    add("--no-quantization", action="store_true", help="do not measure the four arms of fewer bits")
+    add("--out", metavar="FILE", help="write the plan here, as plan.json, and report.html beside it")
+    add("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it."""
+    from sinkgate.cache.sizes import parse_count
+    from sinkgate.planning.request import Request, parse_bytes, parse_increase
+
+    asked: dict[str, Any] = {
+        "budget": None if args.budget is None else parse_bytes(args.budget),
+        "max_increase": None if args.max_ppl_increase is None else parse_increase(args.max_ppl_increase),
+        "context": None if args.context is None else parse_count(args.context),
+        "batch": args.batch,
+        "weight_budget": None if args.weight_budget is None else parse_bytes(args.weight_budget, "weight budget"),
+        "goal": args.goal, "effort": args.effort, "seed": args.seed,
+    }  # fmt: skip
+    Request(**asked)  # refused before anything is fetched
+    out = None if args.out is None else _out(Path(args.out))
+    texts = read_texts(args.text) if args.text is not None or not sys.stdin.isatty() else None
+    record = None
+    if args.record is not None:
+        from sinkgate.record import Diagnosis
+
+        record = Diagnosis.load(args.record)
+    from sinkgate.planning.make import plan
+
+    with _bar() as progress:
+        found = plan(
+            args.model, texts=texts, record=record, recall=not args.no_recall, quantization=not args.no_quantization,
+            dtype=args.dtype, device=args.device, trust_remote_code=args.trust_remote_code, progress=progress, **asked,
+        )  # fmt: skip
+    if out is not None:
+        from sinkgate.report.pages import write_pages
+
+        found.save(out)
+        write_pages([(found.meta["model"]["name"], found)], out.with_name("report.html"))
+    print(json.dumps(found.to_json(), ensure_ascii=False, indent=1) if args.json else found)
+    if out is not None:
+        print(f"\nWrote {out} and report.html beside it.", file=sys.stderr)
+    return 0
+
+
+def _out(path: Path) -> Path:
+    """Where the plan goes: a file, or ``plan.json`` in a folder that is there."""
+    path = path / "plan.json" if path.is_dir() else path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
+    if path.suffix != ".json":
+        raise ArgumentError(f"--out is a file for the plan, such as plan.json, got {str(path)!r}")
+    return path
+
+
+def _bar() -> Any:
+    """One line on a terminal; in a pipe a line now and then."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def lines() -> Any:
+        from tqdm import tqdm
+
+        with tqdm(
+            leave=False, disable=not sys.stderr.isatty(), bar_format="{desc} {n_fmt}/{total_fmt} [{elapsed}]"
+        ) as bar:
+
+            def progress(what: str, done: int, of: int) -> None:
+                bar.total = of
+                bar.n = done
+                bar.set_description_str(what[:100], refresh=True)
+
+            yield progress
+
+    return lines()

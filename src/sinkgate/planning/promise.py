@@ -1,0 +1,112 @@
+"""When a tolerance counts as kept: bounds on the mean of paired differences over texts.
+
+A promise is about *other* texts: "over as many held-out texts as ``AHEAD``, the upper 95% bound of the mean increase is within
+the tolerance". So what is verified has to be far enough below it that other texts keep it too. With n verified differences of
+mean m and standard deviation s, the bound is
+
+    m + t(1−α, n−1) · s · √(1/n + 1/AHEAD) + t(.95, AHEAD−1) · s / √AHEAD
+
+the first term the spread between two samples' means, the second what the later sample's own bound adds. α is .05 shared out
+(Bonferroni) over the looks and the candidates that are tried, since the first that passes is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["AHEAD", "Mean", "ahead", "mean_of", "needed"]
+
+AHEAD = 20  # texts that a promise is about
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over texts.
+
+    Args:
+        mean: of the values.
+        low: two-sided 95% Student t interval; None with one text.
+        high: likewise.
+        upper: one-sided 95% upper bound.
+        n: texts.
+        sd: standard deviation over texts.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    upper: float | None
+    n: int
+    sd: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return asdict(self)
+
+    def map(self, f: Any) -> Mean:
+        """Of an increasing function of the mean and its bounds; the standard deviation is not carried over."""
+        low, high, upper = (None if x is None else f(x) for x in (self.low, self.high, self.upper))
+        return Mean(f(self.mean), low, high, upper, self.n, None)
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """Mean, interval and bound.
+
+    >>> found = mean_of([1.0, 2.0, 3.0])
+    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3), round(found.upper, 3)
+    (2.0, -0.484, 4.484, 3.686)
+    """
+    x = np.asarray(values, float)
+    n = len(x)
+    if n < 2:
+        return Mean(float(x.mean()), None, None, None, n, None)
+    sd = float(x.std(ddof=1))
+    two, one = (_t(level, n - 1) * sd / math.sqrt(n) for level in ((1 + LEVEL) / 2, LEVEL))
+    m = float(x.mean())
+    return Mean(m, m - two, m + two, m + one, n, sd)
+
+
+def ahead(values: Sequence[float], share: int = 1, texts: int = AHEAD) -> float:
+    """The bound of the module's formula.
+
+    Args:
+        values: differences of losses, one per text; at least two.
+        share: how many looks and candidates share the 5%.
+        texts: the later sample's size.
+    """
+    x = np.asarray(values, float)
+    n, sd = len(x), float(x.std(ddof=1))
+    between = _t(1 - (1 - LEVEL) / share, n - 1) * math.sqrt(1 / n + 1 / texts)
+    return float(x.mean() + sd * (between + _t(LEVEL, texts - 1) / math.sqrt(texts)))
+
+
+def needed(
+    values: Sequence[float], tolerance: float, share: int = 1, texts: int = AHEAD, most: int = 10**6
+) -> int | None:
+    """Verified texts with which :func:`ahead` would be within the tolerance, were mean and spread as here; None: no number."""
+    x = np.asarray(values, float)
+    m, sd = float(x.mean()), float(x.std(ddof=1))
+    fixed = sd * _t(LEVEL, texts - 1) / math.sqrt(texts)
+
+    def enough(n: int) -> bool:
+        return m + fixed + sd * _t(1 - (1 - LEVEL) / share, n - 1) * math.sqrt(1 / n + 1 / texts) <= tolerance
+
+    if not enough(most):
+        return None
+    low, high = 2, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def _t(level: float, df: int) -> float:
+    from scipy.stats import t
+
+    return float(t.ppf(level, df))

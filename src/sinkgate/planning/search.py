@@ -1,0 +1,345 @@
+"""The search: Optuna proposes, what is decided without measuring is decided so, the rest is measured text by text.
+
+A setting's bytes are known to the byte before it runs. So no setting is measured that weighs as much as one that keeps the
+tolerance already, and none that keeps less than one that was found to break it. One that is measured ends at the first text
+that shows it breaks the tolerance. Every trial, also one that was not measured, stays in the study with its reason; a killed
+search goes on from the study and from what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sinkgate.errors import ArgumentError, NonFiniteError, SinkgateError, UnsupportedError
+from sinkgate.planning.cost import Latency
+from sinkgate.planning.measure import Measurer
+from sinkgate.planning.promise import Mean, mean_of
+from sinkgate.planning.request import Request
+from sinkgate.planning.setting import Setting
+from sinkgate.planning.space import Choice, Space
+from sinkgate.probe.text import Piece
+
+__all__ = ["Search", "Trial", "search"]
+
+SKIPS = 40  # proposals per measured trial that may be decided without measuring
+ROOM = 0.8  # of the tolerance that a tuned mean may use up, since it has to be verified on other texts
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting that was proposed.
+
+    Args:
+        number: in the study.
+        setting: which.
+        choice: as a point of the space.
+        bytes: of its cache, predicted.
+        milliseconds: of a step, predicted; None: not known.
+        state: ``kept`` (within the tolerance on the tuning texts, or there is none), ``refuted``, ``skipped``,
+            ``out of memory`` or ``failed``.
+        why: in words; empty where it was kept.
+        nats: loss differences on the tuning texts that were read.
+        late: of them, in the last quarter of each text.
+    """
+
+    number: int
+    setting: Setting
+    choice: dict[str, Any]
+    bytes: int
+    milliseconds: float | None
+    state: str
+    why: str = ""
+    nats: tuple[float, ...] = ()
+    late: tuple[float, ...] = ()
+
+    @property
+    def increase(self) -> Mean | None:
+        """Relative increase of the perplexity on the tuning texts."""
+        return mean_of(self.nats).map(math.expm1) if self.nats else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        data = dataclasses.asdict(self) | {"setting": self.setting.to_json()}
+        return data | {"increase": None if self.increase is None else self.increase.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Trial:
+        """The inverse of :meth:`to_json`."""
+        given = {f.name: data[f.name] for f in dataclasses.fields(cls)}
+        given |= {
+            "setting": Setting.from_json(data["setting"]),
+            "nats": tuple(data["nats"]),
+            "late": tuple(data["late"]),
+        }
+        return cls(**given)
+
+
+@dataclass
+class Search:
+    """What the search is about, and what it found.
+
+    Args:
+        request: what is asked.
+        space: what can be chosen.
+        pieces: tuning texts.
+        measurer: of the model.
+        latency: predicts a step; None: not fitted.
+        trials: every one.
+    """
+
+    request: Request
+    space: Space
+    pieces: Sequence[Piece]
+    measurer: Measurer
+    latency: Latency | None
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[Trial]:
+        """Those with losses."""
+        return [t for t in self.trials if t.nats]
+
+    def bytes(self, choice: Choice) -> int:
+        """At the context, for the whole batch."""
+        return self.space.bytes(choice, self.request.batch)
+
+    def milliseconds(self, setting: Setting) -> float | None:
+        """Of a step."""
+        if self.latency is None:
+            return None
+        return self.latency(self.space.shape.reads(setting.value, context=self.space.context))
+
+    def goal(self, trial: Trial) -> float:
+        """What is made small among the settings that keep to the request."""
+        if self.request.aim == "quality":
+            return mean_of(trial.nats).mean
+        return float(trial.bytes if self.request.aim == "memory" or trial.milliseconds is None else trial.milliseconds)
+
+    def kept(self) -> list[Trial]:
+        """Trials that keep to the request on the tuning texts, best first."""
+        return sorted((t for t in self.trials if t.state == "kept"), key=lambda t: (self.goal(t), t.bytes))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Any]:
+    """Optuna without its log lines, and as it was afterwards."""
+    try:
+        import optuna
+    except ModuleNotFoundError as err:
+        raise UnsupportedError("a plan is searched with Optuna: pip install 'sinkgate[plan]'") from err
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield optuna
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def search(
+    it: Search, start: Sequence[Choice], folder: Path, *, progress: Callable[[Trial, int], None] | None = None
+) -> None:
+    """Fill ``it.trials``.
+
+    Args:
+        it: what is searched.
+        start: choices that are tried first.
+        folder: where the study is kept; the same request finds it there again.
+        progress: called with every trial and how many were measured.
+
+    Raises:
+        UnsupportedError: Optuna is not installed, or another process searches in this folder.
+    """
+    from filelock import FileLock, Timeout
+
+    with _quiet() as optuna:
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(str(folder / "lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UnsupportedError(
+                f"another process searches for this plan in {folder}; wait for it, or give another seed"
+            ) from None
+        try:
+            storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
+            study = optuna.create_study(
+                storage=storage, study_name="plan", load_if_exists=True, pruner=_pruner(optuna, it)
+            )
+            _mend(optuna, study)
+            _go(optuna, it, study, start, progress)
+        finally:
+            lock.release()
+
+
+def _pruner(optuna: Any, it: Search) -> Any:
+    """Ends a trial whose texts so far show that it breaks the tolerance."""
+
+    class Refuted(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            values = [trial.intermediate_values[i] for i in sorted(trial.intermediate_values)]
+            return it.request.nats is not None and _breaks(values, it.request.nats)
+
+    return Refuted()
+
+
+def _breaks(nats: Sequence[float], tolerance: float) -> bool:
+    """Whether the mean is over the tolerance beyond doubt: by its interval, or with one text by twice as much."""
+    if not nats:
+        return False
+    found = mean_of(nats)
+    return found.mean > 2 * tolerance if found.low is None else found.low > tolerance
+
+
+def _mend(optuna: Any, study: Any) -> None:
+    """A trial that a killed search left running is closed, and its parameters are tried again first."""
+    running = optuna.trial.TrialState.RUNNING
+    for trial in study.get_trials(deepcopy=False, states=(running,)):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        if trial.params:
+            study.enqueue_trial(trial.params)
+
+
+def _go(optuna: Any, it: Search, study: Any, start: Sequence[Choice], progress: Any) -> None:
+    states = optuna.trial.TrialState
+    it.trials = [Trial.from_json(json.loads(t.user_attrs["trial"])) for t in study.get_trials(deepcopy=False)
+                 if "trial" in t.user_attrs]  # fmt: skip
+    if not study.get_trials(deepcopy=False):
+        for choice in start:
+            study.enqueue_trial(it.space.parameters(choice), user_attrs={"choice": dataclasses.asdict(choice)})
+    most, skipped = it.request.much.trials, 0
+    while len(it.measured) < most and skipped < SKIPS * most:
+        # the sampler starts from the count of finished trials, so that a search that was killed proposes what it would have
+        study.sampler = optuna.samplers.TPESampler(
+            seed=1000 * it.request.seed + len(it.trials), n_startup_trials=min(6, most // 2)
+        )
+        asked = study.ask()
+        given = asked.user_attrs.get("choice")
+        choice = it.space.suggest(asked)
+        choice = it.space.whole(Choice(**given) if given is not None else choice)
+        trial = _try(it, asked, choice)
+        it.trials.append(trial)
+        asked.set_user_attr("trial", json.dumps(trial.to_json()))
+        if trial.state in ("kept", "refuted"):
+            study.tell(asked, _value(it, trial))
+            skipped = 0
+        else:
+            study.tell(asked, state=states.PRUNED if trial.state == "skipped" else states.FAIL)
+            skipped += 1
+        if progress is not None:
+            progress(trial, len(it.measured))
+        if trial.state == "kept" and it.kept()[0] is trial:
+            for near in _near(it, choice):
+                study.enqueue_trial(it.space.parameters(near), user_attrs={"choice": dataclasses.asdict(near)})
+
+
+def _near(it: Search, choice: Choice) -> list[Choice]:
+    """Next to the best so far: a shorter window, and the same memory spent otherwise."""
+    if it.request.aim == "quality":
+        return []
+    found = [dataclasses.replace(choice, window=max(1, round(choice.window * f))) for f in (0.71, 0.84, 0.92)]
+    fewer = {0: 8, 8: 4}.get(choice.bits)
+    if fewer in it.space.bits and choice.spread not in ("bits", "heavy"):
+        found.insert(0, dataclasses.replace(choice, bits=fewer))
+    return found
+
+
+def _value(it: Search, trial: Trial) -> float:
+    """Small is good; a broken tolerance weighs more than anything saved."""
+    mean = mean_of(trial.nats).mean
+    if it.request.aim == "quality":
+        value = mean
+    elif it.request.aim == "memory" or trial.milliseconds is None:
+        value = math.log(max(trial.bytes, 1))
+    else:
+        value = math.log(trial.milliseconds)
+    if it.request.nats is not None:
+        value += 4 * max(0.0, mean / (ROOM * it.request.nats) - 1)
+    return value
+
+
+def _try(it: Search, asked: Any, choice: Choice) -> Trial:
+    """One proposal."""
+    budget = it.request.budget
+    if budget is not None and (it.request.aim == "quality" or it.bytes(choice) > budget):
+        fitted = it.space.fitting(choice, budget, it.request.batch)
+        if fitted is None:
+            return _trial(it, asked, choice, "skipped", "no window fits the budget")
+        choice = fitted
+    setting = it.space.setting(choice)
+    why = _decided(it, choice, setting)
+    if why is not None:
+        return _trial(it, asked, choice, "skipped", why)
+    nats: list[float] = []
+    late: list[float] = []
+    try:
+        for i, piece in enumerate(it.pieces):
+            whole, parts = it.measurer.difference(setting, piece)
+            nats.append(whole)
+            late.append(parts[-1])
+            asked.report(whole, i)
+            if i + 1 < len(it.pieces) and asked.should_prune():
+                return _trial(
+                    it,
+                    asked,
+                    choice,
+                    "refuted",
+                    f"over the tolerance after {i + 1} of {len(it.pieces)} texts",
+                    nats,
+                    late,
+                )
+    except (MemoryError, torch.OutOfMemoryError) as err:
+        return _trial(it, asked, choice, "out of memory", _line(err), nats, late)
+    except NonFiniteError as err:
+        return _trial(it, asked, choice, "failed", _line(err), nats, late)
+    except RuntimeError as err:
+        if isinstance(err, SinkgateError) or "allocate memory" not in str(err):
+            raise
+        return _trial(it, asked, choice, "out of memory", _line(err), nats, late)
+    mean = mean_of(nats).mean
+    if it.request.nats is not None and mean > ROOM * it.request.nats:
+        return _trial(it, asked, choice, "refuted", f"mean over {ROOM:.0%} of the tolerance", nats, late)
+    return _trial(it, asked, choice, "kept", "", nats, late)
+
+
+def _decided(it: Search, choice: Choice, setting: Setting) -> str | None:
+    """Why a proposal need not be measured; None: it has to be."""
+    same = next((t for t in it.trials if t.setting == setting and t.state != "skipped"), None)
+    if same is not None:
+        return f"the same setting as trial {same.number}"
+    if it.request.nats is not None:
+        less = next((t for t in it.trials if t.state == "refuted" and choice.keeps_less(Choice(**t.choice))), None)
+        if less is not None:
+            return f"keeps less than trial {less.number}, which breaks the tolerance"
+    best = it.kept()[:1]
+    if best and it.request.aim != "quality":
+        ours: float | None = it.bytes(choice) if it.request.aim == "memory" else it.milliseconds(setting)
+        if ours is not None and ours >= it.goal(best[0]):
+            return f"no better than trial {best[0].number}, which keeps the tolerance"
+    return None
+
+
+def _trial(
+    it: Search, asked: Any, choice: Choice, state: str, why: str, nats: Sequence[float] = (), late: Sequence[float] = ()
+) -> Trial:
+    try:
+        setting = it.space.setting(choice)
+    except ArgumentError as err:  # a window too short for its parts
+        raise ArgumentError(f"trial {asked.number}: {err}") from err
+    return Trial(asked.number, setting, dataclasses.asdict(choice), it.bytes(choice), it.milliseconds(setting), state, why,
+                 tuple(nats), tuple(late))  # fmt: skip
+
+
+def _line(err: BaseException) -> str:
+    return f"{type(err).__name__}: {' '.join(str(err).split())}"[:200]

@@ -1,0 +1,104 @@
+"""Texts of one length: some to tune on, others to verify on, from different sources where there are several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sinkgate.errors import TextError
+from sinkgate.probe.text import Piece, Text, default_texts, pieces
+
+__all__ = ["DEFAULT_TEXTS", "Split", "split"]
+
+DEFAULT_TEXTS = 96  # speeches that are looked at when no text is given
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pieces, all of one length.
+
+    Args:
+        tune: what settings are tuned on.
+        verify: what the chosen one is verified on; no source is in both where there are several.
+        length: tokens of each.
+        bos: a sentence about the token in front.
+        sources: how many texts they come from.
+        wanted: pieces that the effort asks for.
+    """
+
+    tune: tuple[Piece, ...]
+    verify: tuple[Piece, ...]
+    length: int
+    bos: str
+    sources: int
+    wanted: int
+
+    @property
+    def short(self) -> bool:
+        """Whether there was less text than the effort asks for."""
+        return len(self.tune) + len(self.verify) < self.wanted
+
+    def to_json(self) -> dict[str, Any]:
+        """Which pieces, without their text."""
+        parts = {n: [{"id": p.id, "source": p.source, "tokens": len(p.ids)} for p in part]
+                 for n, part in (("tune", self.tune), ("verify", self.verify))}  # fmt: skip
+        return {**parts, "length": self.length, "bos": self.bos, "sources": self.sources}
+
+
+def split(
+    tokenizer: Any, texts: Iterable[str | Text] | str | None, *, length: int, tune: int, verify: int, least: int, seed: int
+) -> Split:  # fmt: skip
+    """Cut texts into pieces of ``length`` tokens and deal them out.
+
+    Args:
+        tokenizer: of the model.
+        texts: None: the demo speeches.
+        length: tokens of a piece; what is shorter is left out.
+        tune: pieces to tune on.
+        verify: pieces to verify on, at most.
+        least: to verify on, at least.
+        seed: of the choice.
+
+    Raises:
+        TextError: there are not enough; says how many tokens are.
+    """
+    given = default_texts(DEFAULT_TEXTS) if texts is None else [texts] if isinstance(texts, str | Text) else list(texts)
+    wanted = tune + verify
+    few = len(given) < 2 * wanted
+    found, bos = pieces(tokenizer, given, tokens=length, samples=4 * wanted if few else 2 * wanted)
+    whole = [p for p in found if len(p.ids) == length]
+    if len(whole) < tune + least:
+        longest = max(len(p.ids) for p in found)
+        have = f"there are {len(whole)}" + (f", the longest has {longest}" if longest < length else "")
+        raise TextError(
+            f"the text is too short: a plan needs {tune + least} pieces of {length} tokens, {(tune + least) * length:,} tokens "
+            f"in all ({have}); give more text, or a smaller context"
+        )
+    sources: dict[str, list[Piece]] = {}
+    for piece in whole:
+        sources.setdefault(piece.source.rsplit("[", 1)[0], []).append(piece)
+    rng = np.random.default_rng(seed)
+    names = [sorted(sources)[i] for i in rng.permutation(len(sources))]
+    first: list[Piece] = []
+    rest: list[Piece] = []
+    if len(names) > 1:  # one piece of each source in turn; the sources of the first pieces are not read again
+        queue = list(names)
+        while queue and len(first) < tune:
+            first.append(sources[queue.pop(0)][0])
+        while len(first) < tune:  # fewer sources than pieces: more of the same
+            extra = [p for name in names[: len(names) // 2] for p in sources[name] if p not in first]
+            if not extra:
+                break
+            first.append(extra[0])
+        used = {p.source.rsplit("[", 1)[0] for p in first}
+        depth = 0
+        others = [name for name in names if name not in used]
+        while len(rest) < verify and any(len(sources[name]) > depth for name in others):
+            rest += [sources[name][depth] for name in others if len(sources[name]) > depth]
+            depth += 1
+    if len(first) < tune or len(rest) < least:  # one text, or few: a stretch for each
+        first, rest = whole[:tune], whole[tune:]
+    return Split(tuple(first[:tune]), tuple(rest[:verify]), length, bos, len(sources), wanted)

@@ -1,0 +1,98 @@
+"""The chosen setting on text that the search never saw, and what else there is to say of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sinkgate.planning.measure import Measurer
+from sinkgate.planning.promise import Mean, ahead, mean_of, needed
+from sinkgate.planning.request import Request
+from sinkgate.planning.search import Trial
+from sinkgate.planning.setting import Setting
+from sinkgate.probe.text import Piece
+
+__all__ = ["CANDIDATES", "Verdict", "candidates", "compared", "verify"]
+
+CANDIDATES = 4  # settings that may be verified, one after the other
+
+
+@dataclass
+class Verdict:
+    """One candidate on the verification texts.
+
+    Args:
+        setting: which.
+        nats: loss differences to the model as it is, one per text.
+        late: of them, in the last quarter.
+        bound: for other texts, nats (:func:`sinkgate.planning.promise.ahead`); None without a tolerance.
+        kept: whether the bound is within the tolerance; True without one.
+        more: texts with which it would have been, were mean and spread as here; None: no number, or it was.
+        looked: texts at each look.
+    """
+
+    setting: Setting
+    nats: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    bound: float | None = None
+    kept: bool = False
+    more: int | None = None
+    looked: list[int] = field(default_factory=list)
+
+    @property
+    def increase(self) -> Mean:
+        """Of the perplexity, relative."""
+        return mean_of(self.nats).map(math.expm1)
+
+
+def candidates(kept: Sequence[Trial]) -> list[Trial]:
+    """Which are verified, in this order: the best, then each that was tuned to less loss than the one before; the safest last."""
+    found: list[Trial] = []
+    for trial in kept:
+        if not found or np.mean(trial.nats) < np.mean(found[-1].nats):
+            found.append(trial)
+    if len(found) > CANDIDATES:
+        found = [*found[: CANDIDATES - 1], min(found, key=lambda t: float(np.mean(t.nats)))]
+    return found
+
+
+def verify(
+    measurer: Measurer, setting: Setting, pieces: Sequence[Piece], request: Request, progress: Any = None
+) -> Verdict:
+    """Read text by text, and look at the bound after each of the effort's looks.
+
+    The error of 5% is shared by all looks at all candidates.
+    """
+    verdict = Verdict(setting)
+    looks = sorted({min(n, len(pieces)) for n in request.much.looks})
+    share = len(request.much.looks) * CANDIDATES
+    tolerance = request.nats
+    for look in looks:
+        for piece in pieces[len(verdict.nats) : look]:
+            whole, parts = measurer.difference(setting, piece)
+            verdict.nats.append(whole)
+            verdict.late.append(parts[-1])
+            if progress is not None:
+                progress(len(verdict.nats), looks[-1])
+        verdict.looked.append(look)
+        if tolerance is None:
+            continue
+        verdict.bound = ahead(verdict.nats, share)
+        verdict.kept = verdict.bound <= tolerance
+        low = mean_of(verdict.nats).low
+        if verdict.kept or (low is not None and low > tolerance):
+            break
+    if tolerance is None:
+        verdict.kept = True
+    elif not verdict.kept:
+        verdict.more = needed(verdict.nats, tolerance, share)
+    return verdict
+
+
+def compared(measurer: Measurer, setting: Setting, other: Setting, pieces: Sequence[Piece]) -> Mean:
+    """Nats that ``setting`` loses more than ``other``, paired over texts: above 0 where the other is better."""
+    return mean_of([measurer.loss(setting, p).mean - measurer.loss(other, p).mean for p in pieces])
