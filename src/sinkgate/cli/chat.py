@@ -10,7 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sinkgate.cli.generate import cache_flags, loaded, model_flags, noted, one_line_report, sampling_flags, stoppable
+from sinkgate.cli.generate import (
+    asked_cache,
+    cache_flags,
+    loaded,
+    model_flags,
+    noted,
+    one_line_report,
+    sampling_flags,
+    stoppable,
+)
 from sinkgate.errors import ArgumentError, SinkgateError, UnsupportedError
 
 __all__ = ["INTERRUPTED", "arguments", "run"]
@@ -39,19 +48,17 @@ def run(args: argparse.Namespace) -> int:
     """Do it."""
     if args.max_new_tokens < 1:
         raise ArgumentError(f"--max-new-tokens must be at least 1, got {args.max_new_tokens}")
-    from sinkgate.cache.registry import as_policy
-    from sinkgate.hf.streaming import streaming
     from sinkgate.hf.turns import turns
     from sinkgate.hf.writing import Sampling, Writer, end_ids
     from sinkgate.probe.text import bos_prefix
 
-    policy = as_policy(args.policy)  # refused before anything is fetched
+    streaming = asked_cache(args)  # refused before anything is fetched
     sampling = Sampling(args.temperature, args.top_p, args.top_k, args.seed)
     with noted():
         found = loaded(args)
         around = turns(found.tokenizer, args.system, bos_prefix(found.tokenizer, "auto")[0])
         _say(f"{around.note}. " * bool(around.note) + "Commands: " + ", ".join(COMMANDS))
-        with streaming(found.model, policy, positions=args.positions, chunk=args.chunk) as cache:
+        with streaming(found.model) as cache:
             ends = end_ids(found.model, found.tokenizer) | around.ends
             writer = Writer(found.model, found.tokenizer, cache, sampling, stop=[*around.stop, *args.stop], ends=ends)
             return _Conversation(writer, around, args.max_new_tokens).hold(_lines())

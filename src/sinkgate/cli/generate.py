@@ -14,7 +14,8 @@ from sinkgate.cli.diagnose import DEFAULT_MODEL, read_texts
 from sinkgate.errors import ArgumentError, TextError
 
 __all__ = [
-    "arguments", "cache_flags", "loaded", "model_flags", "noted", "one_line_report", "run", "sampling_flags", "stoppable",
+    "arguments", "asked_cache", "cache_flags", "loaded", "model_flags", "noted", "one_line_report", "run", "sampling_flags",
+    "stoppable",
 ]  # fmt: skip
 
 BUDGET = "recent(1020) + sinks(4)"
@@ -36,12 +37,10 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     if args.max_new_tokens < 1:
         raise ArgumentError(f"--max-new-tokens must be at least 1, got {args.max_new_tokens}")
-    from sinkgate.cache.registry import as_policy
-    from sinkgate.hf.streaming import streaming
     from sinkgate.hf.writing import Sampling, Writer
     from sinkgate.probe.text import bos_prefix
 
-    policy = as_policy(args.policy)  # refused before anything is fetched
+    streaming = asked_cache(args)  # refused before anything is fetched
     sampling = Sampling(args.temperature, args.top_p, args.top_k, args.seed)
     with noted():
         found = loaded(args)
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         if not ids:
             raise TextError("the prompt has no tokens; give at least one")
-        with streaming(found.model, policy, positions=args.positions, chunk=args.chunk) as cache:
+        with streaming(found.model) as cache:
             ends: set[int] | None = set() if args.ignore_end else None
             writer = Writer(found.model, tokenizer, cache, sampling, stop=args.stop, ends=ends)
             with stoppable() as asked:
@@ -99,11 +98,40 @@ def model_flags(add: Callable[..., Any]) -> None:
 
 def cache_flags(add: Callable[..., Any]) -> None:
     """What a writing model keeps."""
-    add("--policy", default=BUDGET, metavar="POLICY", help="what the cache keeps (default: %(default)s; see "
-        "sinkgate ls policies)")  # fmt: skip
-    add("--positions", choices=["slots", "original"], default="slots",
-        help="counted inside the cache, or those of the text (default: %(default)s)")  # fmt: skip
+    add("--policy", metavar="POLICY", help=f"what the cache keeps (default: {BUDGET}; see sinkgate ls policies)")
+    add("--positions", choices=["slots", "original"],
+        help="counted inside the cache, or those of the text (default: slots)")  # fmt: skip
+    add("--plan", metavar="FILE", help="instead of both: a plan that sinkgate plan made for this model")
     add("--chunk", type=int, default=512, metavar="N", help="tokens read at once (default: %(default)s)")
+
+
+def asked_cache(args: argparse.Namespace) -> Callable[[Any], Any]:
+    """What :func:`cache_flags` ask for: a function that makes a model stream so.
+
+    Raises:
+        ArgumentError: a policy that cannot be read, or a policy beside a plan.
+        RecordError: no plan; when the function is called, a plan of another model.
+    """
+    if args.plan is None:
+        from sinkgate.cache.registry import as_policy
+        from sinkgate.hf.streaming import streaming
+
+        policy = as_policy(BUDGET if args.policy is None else args.policy)
+        return lambda model: streaming(model, policy, positions=args.positions or "slots", chunk=args.chunk)
+    if args.policy is not None or args.positions is not None:
+        raise ArgumentError(
+            "give --plan, which says the policy and the positions, or --policy and --positions, not both"
+        )
+    from sinkgate.planning.record import Plan
+
+    plan = Plan.load(args.plan)
+
+    @contextmanager
+    def planned(model: Any) -> Iterator[Any]:
+        with plan.apply(model), plan.streaming(model, chunk=args.chunk) as cache:
+            yield cache
+
+    return planned
 
 
 def sampling_flags(add: Callable[..., Any], most: int) -> None:

@@ -35,7 +35,7 @@ from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.space import SPREADS, Choice, Space, least_bytes, sink_options
 from sinkgate.planning.store import Store
 from sinkgate.planning.texts import Split, split
-from sinkgate.planning.verify import Verdict, candidates, compared, verify
+from sinkgate.planning.verify import Verdict, compared, following, verify
 from sinkgate.probe.diagnose import diagnose
 from sinkgate.probe.policy import sinks_policy
 from sinkgate.probe.text import Piece, Text
@@ -262,19 +262,22 @@ class _Work:
         if not kept:
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_kept(it)])
         verdicts: list[Verdict] = []
-        for trial in candidates(kept):
-            verdict = verify(self.measurer, trial.setting, self.texts.verify, asked,
-                             lambda done, of, s=trial.setting: self.say(f"verifying {s}", done, of))  # fmt: skip
+        choice: Choice | None = Choice(**kept[0].choice)
+        while choice is not None:
+            setting = self.space.setting(choice)
+            verdict = verify(self.measurer, setting, self.texts.verify, asked,
+                             lambda done, of, s=setting: self.say(f"verifying {s}", done, of))  # fmt: skip
             verdicts.append(verdict)
             if verdict.kept:
                 break
+            choice = following(choice, kept, self.space, len(verdicts), asked.batch)
         last = verdicts[-1]
         if not last.kept:
             self.refused += reasons.not_promised(verdicts, self.texts, asked)
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_verified(verdicts, asked)])
-        trial = next(t for t in kept if t.setting == last.setting)
-        last, baseline = self._beside_plain(last, trial)
-        found = self._result("change", last.setting, last, it.trials, baseline=baseline, trial=trial, reasons=[])
+        size = self.shape.bytes(last.setting.value, last.setting.positions, context=self.context, batch=asked.batch)
+        last, baseline = self._beside_plain(last, size)
+        found = self._result("change", last.setting, last, it.trials, baseline=baseline, reasons=[])
         found.reasons = reasons.chosen(found, it, last, verdicts, self.record, self.part)
         return found
 
@@ -301,10 +304,10 @@ class _Work:
                 start.append(Choice(spread=spread, share=0.25, sinks=four, window=at[2], bits=8, positions=positions))
         return start
 
-    def _beside_plain(self, verdict: Verdict, trial: Trial) -> tuple[Verdict, dict[str, Any] | None]:
+    def _beside_plain(self, verdict: Verdict, size: int) -> tuple[Verdict, dict[str, Any] | None]:
         """``recent + sinks(4)`` of the same bytes on the same texts; it is taken where it is better beyond the interval."""
         four = Choice(sinks=self.space.sinks.index("sinks(4)"), positions=self.space.positions[0])
-        fitted = self.space.fitting(four, trial.bytes, self.request.batch)
+        fitted = self.space.fitting(four, size, self.request.batch)
         if fitted is None:
             self.notes.append(
                 "No recent(n) + sinks(4) weighs as little as the plan, so there is none to set beside it."
@@ -329,7 +332,7 @@ class _Work:
 
     def _result(
         self, answer: str, setting: Setting, verdict: Verdict | None, trials: list[Trial], *, reasons: list[str],
-        baseline: dict[str, Any] | None = None, trial: Trial | None = None,
+        baseline: dict[str, Any] | None = None,
     ) -> Plan:  # fmt: skip
         shape, asked = self.shape, self.request
         size = shape.bytes(setting.value, setting.positions, context=self.context, batch=asked.batch)
@@ -337,7 +340,7 @@ class _Work:
             "bytes": size, "dense_bytes": self.dense_bytes,
             "milliseconds": self.latency(shape.reads(setting.value, context=self.context)),
             "dense_milliseconds": self.latency(shape.reads(LEAVE.value, context=self.context)),
-            "increase": None if trial is None or trial.increase is None else trial.increase.to_json(),
+            "increase": self._tuned(setting, trials),
             "latency": self.latency.to_json(),
         }  # fmt: skip
         measured: dict[str, Any] = {}
@@ -356,6 +359,11 @@ class _Work:
         return Plan(
             meta, asked, answer, setting, predicted, measured, baseline, trials, reasons, self.refused, self.notes
         )
+
+    def _tuned(self, setting: Setting, trials: list[Trial]) -> dict[str, Any] | None:
+        """The perplexity's increase on the tuning texts, where a trial read all of them."""
+        trial = next((t for t in trials if t.setting == setting and len(t.nats) == len(self.texts.tune)), None)
+        return None if trial is None or trial.increase is None else trial.increase.to_json()
 
     def _measured(self, verdict: Verdict) -> dict[str, Any]:
         found: dict[str, Any] = {

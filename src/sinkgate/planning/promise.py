@@ -1,17 +1,19 @@
 """When a tolerance counts as kept: bounds on the mean of paired differences over texts.
 
-A promise is about *other* texts: "over as many held-out texts as ``AHEAD``, the upper 95% bound of the mean increase is within
-the tolerance". So what is verified has to be far enough below it that other texts keep it too. With n verified differences of
-mean m and standard deviation s, the bound is
+A promise is about *other* texts: "over ``AHEAD`` held-out texts, the upper 95% bound of the mean increase is within the
+tolerance". So what is verified has to be far enough below it that other texts keep it too. With n verified differences of mean m
+and standard deviation s, the bound is ``m + k·s``, with k such that for normal differences
 
-    m + t(1−α, n−1) · s · √(1/n + 1/AHEAD) + t(.95, AHEAD−1) · s / √AHEAD
+    P( m' + t(.95, AHEAD−1) · s' / √AHEAD  ≤  m + k·s ) = 1 − α
 
-the first term the spread between two samples' means, the second what the later sample's own bound adds. α is .05 shared out
-(Bonferroni) over the looks and the candidates that are tried, since the first that passes is taken.
+where m' and s' are those of the later texts: both samples' means and standard deviations are random (a prediction bound, as in
+Hahn & Meeker, *Statistical Intervals*, ch. 4; k by integration over both standard deviations). α is .05 shared out (Bonferroni)
+over the looks and the candidates that are tried, since the first that passes is taken.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AHEAD", "Mean", "ahead", "mean_of", "needed"]
+__all__ = ["AHEAD", "Mean", "ahead", "factor", "mean_of", "needed"]
 
 AHEAD = 20  # texts that a promise is about
 LEVEL = 0.95
+POINTS = 400  # of each standard deviation, in the integration
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,40 @@ def ahead(values: Sequence[float], share: int = 1, texts: int = AHEAD) -> float:
         texts: the later sample's size.
     """
     x = np.asarray(values, float)
-    n, sd = len(x), float(x.std(ddof=1))
-    between = _t(1 - (1 - LEVEL) / share, n - 1) * math.sqrt(1 / n + 1 / texts)
-    return float(x.mean() + sd * (between + _t(LEVEL, texts - 1) / math.sqrt(texts)))
+    return float(x.mean() + x.std(ddof=1) * factor(len(x), share, texts))
+
+
+@functools.cache
+def factor(n: int, share: int = 1, texts: int = AHEAD) -> float:
+    """k of the module's formula.
+
+    >>> round(factor(10**6), 2)  # the first sample known for certain: only the later one varies
+    0.77
+    """
+    from scipy.optimize import brentq
+    from scipy.special import ndtr
+    from scipy.stats import chi2
+
+    middle = (np.arange(POINTS) + 0.5) / POINTS
+    first, later = (np.sqrt(chi2.ppf(middle, m - 1) / (m - 1)) for m in (n, texts))
+    spread = math.sqrt(1 / n + 1 / texts)
+    bound = _t(LEVEL, texts - 1) / math.sqrt(texts) * later
+
+    def missed(k: float) -> float:
+        return float(ndtr((bound[None] - k * first[:, None]) / spread).mean()) - (1 - LEVEL) / share
+
+    return float(brentq(missed, -10.0, 1e5))
 
 
 def needed(
-    values: Sequence[float], tolerance: float, share: int = 1, texts: int = AHEAD, most: int = 10**6
+    values: Sequence[float], tolerance: float, share: int = 1, texts: int = AHEAD, most: int = 10**5
 ) -> int | None:
     """Verified texts with which :func:`ahead` would be within the tolerance, were mean and spread as here; None: no number."""
     x = np.asarray(values, float)
     m, sd = float(x.mean()), float(x.std(ddof=1))
-    fixed = sd * _t(LEVEL, texts - 1) / math.sqrt(texts)
 
     def enough(n: int) -> bool:
-        return m + fixed + sd * _t(1 - (1 - LEVEL) / share, n - 1) * math.sqrt(1 / n + 1 / texts) <= tolerance
+        return m + sd * factor(n, share, texts) <= tolerance
 
     if not enough(most):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,19 @@ class Plan:
 
         self.check(model)
         return streaming(model, self.setting.value, positions=self.setting.positions, chunk=chunk, rollback=rollback)
+
+    def apply(self, model: Any) -> AbstractContextManager[Any]:
+        """What the plan does to weights and activations, inside the ``with``; nothing where it leaves them.
+
+        Raises:
+            RecordError: the plan was made for another model.
+        """
+        self.check(model)
+        if self.weights is None:
+            return nullcontext()
+        from sinkgate.planning.quantization import apply_quantization
+
+        return apply_quantization(model, self.weights)
 
     def code(self) -> str:
         """The lines to paste."""

@@ -30,8 +30,10 @@ from sinkgate.probe.text import Piece
 
 __all__ = ["Search", "Trial", "search"]
 
-SKIPS = 40  # proposals per measured trial that may be decided without measuring
-ROOM = 0.8  # of the tolerance that a tuned mean may use up, since it has to be verified on other texts
+SKIPS = 25  # proposals per measured trial that may be decided without measuring
+GUESSED = 0.7  # of the measured trials at most are guesses of ours, the rest the sampler's
+NEAR = 1.12  # two windows that are closer than this are not told apart
+ROOM = 0.6  # of the tolerance that a tuned mean may use up, since other texts are to keep it too
 
 
 @dataclass(frozen=True)
@@ -203,32 +205,30 @@ def _breaks(nats: Sequence[float], tolerance: float) -> bool:
 
 
 def _mend(optuna: Any, study: Any) -> None:
-    """A trial that a killed search left running is closed, and its parameters are tried again first."""
-    running = optuna.trial.TrialState.RUNNING
-    for trial in study.get_trials(deepcopy=False, states=(running,)):
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params)
+    """A trial that a killed search left running is closed; it is proposed again, as the same trials lead to it."""
+    for state in (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.WAITING):
+        for trial in study.get_trials(deepcopy=False, states=(state,)):
+            if state == optuna.trial.TrialState.WAITING:
+                study.ask()  # which takes it
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
 def _go(optuna: Any, it: Search, study: Any, start: Sequence[Choice], progress: Any) -> None:
     states = optuna.trial.TrialState
     it.trials = [Trial.from_json(json.loads(t.user_attrs["trial"])) for t in study.get_trials(deepcopy=False)
                  if "trial" in t.user_attrs]  # fmt: skip
-    if not study.get_trials(deepcopy=False):
-        for choice in start:
-            study.enqueue_trial(it.space.parameters(choice), user_attrs={"choice": dataclasses.asdict(choice)})
     most, skipped = it.request.much.trials, 0
     while len(it.measured) < most and skipped < SKIPS * most:
         # the sampler starts from the count of finished trials, so that a search that was killed proposes what it would have
         study.sampler = optuna.samplers.TPESampler(
             seed=1000 * it.request.seed + len(it.trials), n_startup_trials=min(6, most // 2)
         )
+        guess = _guess(it, start) if len(it.measured) < GUESSED * most else None
+        if guess is not None:
+            study.enqueue_trial(it.space.parameters(guess))
         asked = study.ask()
-        given = asked.user_attrs.get("choice")
-        choice = it.space.suggest(asked)
-        choice = it.space.whole(Choice(**given) if given is not None else choice)
-        trial = _try(it, asked, choice)
+        suggested = it.space.suggest(asked)  # of a guess: its parameters as the space counts them
+        trial = _try(it, asked, it.space.whole(guess or suggested))
         it.trials.append(trial)
         asked.set_user_attr("trial", json.dumps(trial.to_json()))
         if trial.state in ("kept", "refuted"):
@@ -239,19 +239,31 @@ def _go(optuna: Any, it: Search, study: Any, start: Sequence[Choice], progress: 
             skipped += 1
         if progress is not None:
             progress(trial, len(it.measured))
-        if trial.state == "kept" and it.kept()[0] is trial:
-            for near in _near(it, choice):
-                study.enqueue_trial(it.space.parameters(near), user_attrs={"choice": dataclasses.asdict(near)})
+
+
+def _guess(it: Search, start: Sequence[Choice]) -> Choice | None:
+    """What a person would try next: fewer bits than the best so far, half way to a window that was too short, then the start."""
+    best = it.kept()[:1]
+    near = _near(it, Choice(**best[0].choice)) if best and it.request.aim != "quality" else []
+    for choice in [*near, *start]:
+        fitted = _fitted(it, choice)
+        if fitted is not None and _decided(it, fitted, it.space.setting(fitted)) is None:
+            return fitted
+    return None
 
 
 def _near(it: Search, choice: Choice) -> list[Choice]:
-    """Next to the best so far: a shorter window, and the same memory spent otherwise."""
-    if it.request.aim == "quality":
-        return []
-    found = [dataclasses.replace(choice, window=max(1, round(choice.window * f))) for f in (0.71, 0.84, 0.92)]
+    """The best so far with fewer bits, with fewer sinks, with a window half way (in octaves) to one that broke the tolerance."""
+    found = []
     fewer = {0: 8, 8: 4}.get(choice.bits)
     if fewer in it.space.bits and choice.spread not in ("bits", "heavy"):
-        found.insert(0, dataclasses.replace(choice, bits=fewer))
+        found.append(dataclasses.replace(choice, bits=fewer))
+    short = [Choice(**t.choice).window for t in it.trials
+             if t.state == "refuted" and Choice(**t.choice).keeps_less(choice)]  # fmt: skip
+    low = max(short, default=min(it.space.windows[0], choice.window))
+    if choice.window > NEAR * low:
+        found.append(dataclasses.replace(choice, window=round(math.sqrt(low * choice.window))))
+    found += [dataclasses.replace(choice, sinks=i) for i in range(choice.sinks)][::-1]
     return found
 
 
@@ -271,12 +283,10 @@ def _value(it: Search, trial: Trial) -> float:
 
 def _try(it: Search, asked: Any, choice: Choice) -> Trial:
     """One proposal."""
-    budget = it.request.budget
-    if budget is not None and (it.request.aim == "quality" or it.bytes(choice) > budget):
-        fitted = it.space.fitting(choice, budget, it.request.batch)
-        if fitted is None:
-            return _trial(it, asked, choice, "skipped", "no window fits the budget")
-        choice = fitted
+    fitted = _fitted(it, choice)
+    if fitted is None:
+        return _trial(it, asked, choice, "skipped", "no window fits the budget")
+    choice = fitted
     setting = it.space.setting(choice)
     why = _decided(it, choice, setting)
     if why is not None:
@@ -311,6 +321,15 @@ def _try(it: Search, asked: Any, choice: Choice) -> Trial:
     if it.request.nats is not None and mean > ROOM * it.request.nats:
         return _trial(it, asked, choice, "refuted", f"mean over {ROOM:.0%} of the tolerance", nats, late)
     return _trial(it, asked, choice, "kept", "", nats, late)
+
+
+def _fitted(it: Search, choice: Choice) -> Choice | None:
+    """With a window that keeps to the budget: shorter where it has to be, and as long as can be where the loss is the goal."""
+    budget = it.request.budget
+    choice = it.space.whole(choice)
+    if budget is None or (it.request.aim != "quality" and it.bytes(choice) <= budget):
+        return choice
+    return it.space.fitting(choice, budget, it.request.batch)
 
 
 def _decided(it: Search, choice: Choice, setting: Setting) -> str | None:

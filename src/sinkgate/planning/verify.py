@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from sinkgate.planning.promise import Mean, ahead, mean_of, needed
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
 from sinkgate.planning.setting import Setting
+from sinkgate.planning.space import Choice, Space
 from sinkgate.probe.text import Piece
 
-__all__ = ["CANDIDATES", "Verdict", "candidates", "compared", "verify"]
+__all__ = ["CANDIDATES", "Verdict", "compared", "following", "verify"]
 
 CANDIDATES = 4  # settings that may be verified, one after the other
+WIDER = 1.15  # the next window, where one could not be verified
 
 
 @dataclass
@@ -49,15 +52,31 @@ class Verdict:
         return mean_of(self.nats).map(math.expm1)
 
 
-def candidates(kept: Sequence[Trial]) -> list[Trial]:
-    """Which are verified, in this order: the best, then each that was tuned to less loss than the one before; the safest last."""
-    found: list[Trial] = []
-    for trial in kept:
-        if not found or np.mean(trial.nats) < np.mean(found[-1].nats):
-            found.append(trial)
-    if len(found) > CANDIDATES:
-        found = [*found[: CANDIDATES - 1], min(found, key=lambda t: float(np.mean(t.nats)))]
-    return found
+def following(failed: Choice, kept: Sequence[Trial], space: Space, tried: int, batch: int = 1) -> Choice | None:
+    """What is verified when a candidate could not be: its window a little longer, or a kept trial that weighs less than that.
+
+    Args:
+        failed: the last candidate.
+        kept: trials that keep the tolerance on the tuning texts.
+        space: what can be chosen.
+        tried: how many candidates there were.
+        batch: sequences.
+
+    Returns:
+        None: there is nothing more to try. The last candidate of all is the trial that was tuned to the least loss.
+    """
+    if tried >= CANDIDATES:
+        return None
+    now = space.bytes(failed, batch)
+    heavier = [t for t in kept if t.bytes > now]
+    if tried == CANDIDATES - 1 and heavier:
+        return Choice(**min(heavier, key=lambda t: float(np.mean(t.nats))).choice)
+    longer = min(math.ceil(failed.window * WIDER), space.context)
+    wider = space.whole(dataclasses.replace(failed, window=longer))
+    options = [Choice(**t.choice) for t in heavier]
+    if wider.window > failed.window:
+        options.append(wider)
+    return min(options, key=lambda c: space.bytes(c, batch), default=None)
 
 
 def verify(
