@@ -20,12 +20,13 @@ from torch import nn
 from sinkgate import __version__
 from sinkgate.cache.sizes import human
 from sinkgate.errors import ArgumentError, RecordError, UnsupportedError
+from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint
 from sinkgate.hf.fetch import cache_dir
 from sinkgate.hf.load import load
 from sinkgate.planning import reasons
 from sinkgate.planning.cost import Latency, Shape, fit_latency
-from sinkgate.planning.measure import Measurer, step_times
+from sinkgate.planning.measure import STEPS, Measurer, step_times
 from sinkgate.planning.promise import Mean, mean_of
 from sinkgate.planning.record import Plan, refuse_goal
 from sinkgate.planning.request import Request
@@ -119,6 +120,10 @@ def plan(
     elif tokenizer is None:
         raise ArgumentError("a loaded model needs its tokenizer: sg.plan(model, tokenizer, …)")
     assert isinstance(model, nn.Module)
+    if not compat.configs(model):
+        raise UnsupportedError(
+            f"{type(model).__name__} is no transformers model; only these have a cache that can be planned for"
+        )
     work = _Work(model, tokenizer, request, name or type(model).__name__, say)
     work.prepare(texts, record, None if folder is None else Path(folder))
     result = work.decide()
@@ -150,6 +155,13 @@ class _Work:
                 f"every layer of {name} has a cache that no policy can change; there is nothing to plan"
             )
         positions = ("slots", "original") if self.shape.slots else ("original",)
+        if trained is not None and self.context > trained:
+            if not self.shape.slots:
+                raise ArgumentError(
+                    f"{name} was made for {trained:,} positions and cannot count them inside a cache, so it cannot read a context of "
+                    f"{self.context:,} tokens: give at most {trained:,}"
+                )
+            positions = ("slots",)  # those of the text would leave what it was trained on
         if not self.shape.slots:
             self.refused.append(
                 f"{name} hands its layers no rotation that could be turned to another position, so positions cannot be counted "
@@ -230,7 +242,7 @@ class _Work:
 
     def _latency(self) -> Latency:
         """A few steps behind one text."""
-        ids = self.texts.tune[0].ids[: min(LATENCY_TOKENS, self.length)]
+        ids = self.texts.tune[0].ids[: max(1, min(LATENCY_TOKENS, self.length) - STEPS)]  # and the steps themselves
         n = len(ids)
         tried = [
             LEAVE,

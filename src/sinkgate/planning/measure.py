@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,7 @@ from sinkgate.probe.text import Piece
 
 __all__ = ["Beside", "Loss", "Measurer", "step_times"]
 
-CHUNK = 256
+CHUNK = 256  # tokens of a pass
 PARTS = 4  # of a text, to see whether the loss grows along it
 STEPS = 24  # timed
 
@@ -106,7 +107,7 @@ class Measurer:
             with self.around() if tag else nullcontext():
                 return asdict(self._loss(setting, piece))
 
-        found = self.store.get(f"loss|{tag}{setting.key}|{piece.id}|{CHUNK}", make)
+        found = self.store.get(f"loss|{tag}{setting.key}|{piece.id}|{max(passes(setting, 4 * CHUNK))}", make)
         return Loss(found["mean"], tuple(found["parts"]), found["seconds"], found["bytes"])
 
     def difference(self, setting: Setting, piece: Piece) -> tuple[float, tuple[float, ...]]:
@@ -117,7 +118,7 @@ class Measurer:
     def beside(self, setting: Setting, piece: Piece) -> Beside:
         """Divergence and the time of steps, on one text."""
         found = self.store.get(
-            f"beside|{self.tag}{setting.key}|{piece.id}|{CHUNK}", lambda: asdict(self._beside(setting, piece))
+            f"beside|{self.tag}{setting.key}|{piece.id}", lambda: asdict(self._beside(setting, piece))
         )
         times = {n: tuple(found[n]) for n in ("milliseconds", "dense_milliseconds")}
         return Beside(**{**found, **times})
@@ -131,10 +132,9 @@ class Measurer:
         start = time.perf_counter()
         with (
             evaluating(self.model),
-            streaming(self.model, setting.value, positions=setting.positions, chunk=CHUNK) as cache,
+            streaming(self.model, setting.value, positions=setting.positions) as cache,
         ):
-            for i in range(0, text.shape[1] - 1, CHUNK):
-                j = min(i + CHUNK, text.shape[1] - 1)
+            for i, j in spans(setting, text.shape[1] - 1):
                 logits = self.model(text[:, i:j], cache=cache).logits[0]
                 found.append(losses(logits, text[0, i + 1 : j + 1]))
             size = cache.nbytes()
@@ -150,42 +150,56 @@ class Measurer:
     @torch.no_grad()
     def _beside(self, setting: Setting, piece: Piece) -> Beside:
         text = torch.tensor([piece.ids], device=compat.input_device(self.model))
-        last = text.shape[1] - 1
+        last = max(1, text.shape[1] - 1 - STEPS)
         kl = agree = 0.0
+        times: dict[str, list[float]] = {"ours": [], "dense": []}
         with evaluating(self.model):
-            ours = self._cache(setting)
-            dense = self._cache(LEAVE)
-            for i in range(0, last, CHUNK):
-                j = min(i + CHUNK, last)
+            ours, dense = self._cache(setting), self._cache(LEAVE)
+            for i, j in spans(setting, last):
                 there = self._through(dense, text[:, i:j])
                 with self.around():
                     here = self._through(ours, text[:, i:j])
                 found = score(here, text[0, i : j + 1], untouched=there)
                 kl += found.kl * (j - i)
                 agree += found.agreement * (j - i)
-            sizes = ours.nbytes(), dense.nbytes()
-            times: dict[str, list[float]] = {"ours": [], "dense": []}
-            token = text[:, -1:]
-            for step in range(STEPS):
-                for name, cache in (
-                    (("ours", ours), ("dense", dense)) if step % 2 else (("dense", dense), ("ours", ours))
-                ):
+            for i in range(last, text.shape[1] - 1):
+                for name, cache in (("ours", ours), ("dense", dense)) if i % 2 else (("dense", dense), ("ours", ours)):
                     with resumed(cache):
                         start = time.perf_counter()
-                        self.model(token, cache=cache)
+                        self.model(text[:, i : i + 1], cache=cache)
                         times[name].append(1e3 * (time.perf_counter() - start))
-        cut = STEPS // 4  # the first steps warm up
-        return Beside(
-            kl / last, agree / last, tuple(times["ours"][cut:]), tuple(times["dense"][cut:]), *sizes,
-        )  # fmt: skip
+            sizes = ours.nbytes(), dense.nbytes()
+        cut = STEPS // 4 if len(times["ours"]) == STEPS else 0  # the first steps warm up
+        return Beside(kl / last, agree / last, tuple(times["ours"][cut:]), tuple(times["dense"][cut:]), *sizes)
 
     def _cache(self, setting: Setting) -> Any:
-        with streaming(self.model, setting.value, positions=setting.positions, chunk=CHUNK) as cache:
+        with streaming(self.model, setting.value, positions=setting.positions) as cache:
             return cache
 
     def _through(self, cache: Any, ids: Tensor) -> Tensor:
         with resumed(cache):
             return self.model(ids, cache=cache).logits[0]
+
+
+def passes(setting: Setting, tokens: int) -> list[int]:
+    """Tokens of each pass, such that every prediction is that of a single step.
+
+    A pass sees its own tokens as computed, as single steps see the group that fills. So where a cache is packed a pass is one
+    group, and the first is the sinks and one group.
+    """
+    packed = [k for k in setting.value.kinds if k.storage.bits is not None]
+    if not packed:
+        return [min(CHUNK, tokens - i) for i in range(0, tokens, CHUNK)]
+    group = min(k.storage.group for k in packed)
+    first = max(sum(p.slots for p in k.pinned if p.by_count) for k in packed) + group
+    rest = range(first, tokens, group)
+    return [min(first, tokens), *(min(group, tokens - i) for i in rest)]
+
+
+def spans(setting: Setting, tokens: int) -> list[tuple[int, int]]:
+    """(begin, end) of each of :func:`passes`."""
+    ends = list(itertools.accumulate(passes(setting, tokens)))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def step_times(model: nn.Module, setting: Setting, ids: Sequence[int], steps: int = STEPS) -> list[float]:

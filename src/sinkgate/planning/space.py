@@ -89,12 +89,17 @@ class Space:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Window lengths, two to an octave, up to the context."""
+        """Window lengths, two to an octave, up to the reach."""
         found, i = [], 0
-        while (size := _notch(i)) < self.context:
+        while (size := _notch(i)) < self.reach:
             found.append(size)
             i += 1
-        return tuple(found) or (max(1, self.context - 1),)
+        return tuple(found) or (max(1, self.reach - 1),)
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a head may keep: the context, or as many positions as the model was trained for, if these are fewer."""
+        return min(self.context, self.shape.context or self.context)
 
     @property
     def spreads(self) -> tuple[str, ...]:
@@ -172,7 +177,7 @@ class Space:
 
     def fitting(self, choice: Choice, most: int, batch: int = 1) -> Choice | None:
         """The same with the longest window, up to the context, that keeps no more than ``most`` bytes; None: none does."""
-        low, high = 0, max(0, self.context - self._pinned(choice))
+        low, high = 0, max(0, self.reach - self._pinned(choice))
         while low < high:  # bytes never fall as the window grows
             middle = (low + high + 1) // 2
             if self._allowed(choice, middle) and self.bytes(dataclasses.replace(choice, window=middle), batch) <= most:
@@ -194,7 +199,7 @@ class Space:
 
     def _whole(self, choice: Choice) -> Policy:
         """What a head or layer keeps that keeps the whole context: bounded all the same."""
-        window = max(1, self.context - self._pinned(choice))
+        window = max(1, self.reach - self._pinned(choice))
         return self._packed(self._plain(dataclasses.replace(choice, window=window)), choice.bits, choice)
 
     def _packed(self, policy: Policy, bits: int, choice: Choice) -> Policy:

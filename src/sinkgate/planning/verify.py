@@ -71,7 +71,7 @@ def following(failed: Choice, kept: Sequence[Trial], space: Space, tried: int, b
     heavier = [t for t in kept if t.bytes > now]
     if tried == CANDIDATES - 1 and heavier:
         return Choice(**min(heavier, key=lambda t: float(np.mean(t.nats))).choice)
-    longer = min(math.ceil(failed.window * WIDER), space.context)
+    longer = min(math.ceil(failed.window * WIDER), space.reach)
     wider = space.whole(dataclasses.replace(failed, window=longer))
     options = [Choice(**t.choice) for t in heavier]
     if wider.window > failed.window:
