@@ -20,6 +20,7 @@ NAMES = (
     "lab_comparison",
     "callback",
     "studio",
+    "plan",
 )
 
 for name in sys.argv[1:] or NAMES:

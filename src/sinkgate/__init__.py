@@ -95,6 +95,7 @@ _WHERE = {
     "key_gradients": "sinkgate.probe.key_gradients",
     "KeyGradients": "sinkgate.probe.key_gradients",
     "plan": "sinkgate.planning.make",
+    "advise": "sinkgate.planning.advise",
     "Plan": "sinkgate.planning.record",
     "load": "sinkgate.hf.load",
     "SinkgateError": "sinkgate.errors",
@@ -155,6 +156,7 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.outlet import KVBias as KVBias
     from sinkgate.outlet import SinkLogit as SinkLogit
     from sinkgate.outlet import SinkToken as SinkToken
+    from sinkgate.planning.advise import advise as advise
     from sinkgate.planning.make import plan as plan
     from sinkgate.planning.record import Plan as Plan
     from sinkgate.probe.diagnose import diagnose as diagnose

@@ -29,6 +29,7 @@ VERBS = {
     "chat": "a conversation without an end, in bounded memory",
     "show": "print a saved record, or write its report again; needs no model",
     "merge": "put records of the same model from several texts or processes together",
+    "advise": "one page: what a model does, what it would lose, what its cache should keep, the lines to paste",
     "plan": "a cache that keeps to a budget or a tolerance: searched, verified on held-out text, with its reasons",
     "kv": "what a model's key-value cache weighs, under every scheme",
     "studio": "see records and play with attention in the browser; live work on models of your choice",

