@@ -15,6 +15,7 @@ from typing import Any
 from experiments.tables import TABLES as EXPERIMENTS
 
 from benchmarks.common import result
+from benchmarks.plan_tables import TABLES as PLANS
 from benchmarks.stream_tables import TABLES as STREAMS
 from benchmarks.tables import TABLES as MORE
 from sinkgate.report.weightings import write as weightings_of_the_report
@@ -195,6 +196,7 @@ TABLES: dict[str, Callable[[bool], str]] = {
     "others": others,
     **MORE,
     **STREAMS,
+    **PLANS,
     **EXPERIMENTS,
 }
 

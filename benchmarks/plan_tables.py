@@ -1,0 +1,130 @@
+"""Tables of the planner, for :mod:`benchmarks.render`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.tables import result, table
+
+MIB = 2**20
+
+
+def _percent(row: dict[str, Any]) -> str:
+    return f"{row['mean']:+.2%} ({row['low']:+.2%} to {row['high']:+.2%}); ≤ {row['upper']:+.2%}"
+
+
+def promise(chinese: bool) -> str:
+    """What held on the held-out texts."""
+    found = result("plan")
+    texts, limit = found["held_out"], f"{found['tolerance']:.0%}"
+    head = (
+        ["模型", "搜索", "方案", f"困惑度变化，{texts} 篇留出文本（95% 区间；上界，界限 {limit}）", "承诺", "兑现"]
+        if chinese
+        else [
+            "model",
+            "search",
+            "plan",
+            f"perplexity, {texts} held-out texts (95% interval; upper bound, asked {limit})",
+            "promised",
+            "kept",
+        ]
+    )
+    rows = []
+    for name, model in found["models"].items():
+        for s in model["searches"]:
+            promised = "–" if s["promised"] is None else f"≤ {s['promised']:+.2%}"
+            rows.append(
+                [
+                    name,
+                    str(s["seed"]),
+                    f"`{_short(s['setting'])}`",
+                    _percent(s["increase"]),
+                    promised,
+                    _yes(s["kept"], chinese),
+                ]
+            )
+    return table(head, rows)
+
+
+def grid(chinese: bool) -> str:
+    """What it weighs beside the plain grid's best, and beside recent + sinks(4) of the same bytes."""
+    found = result("plan")
+    head = (
+        [
+            "模型",
+            "搜索",
+            "方案 MiB",
+            "全部缓存 MiB",
+            "与网格最佳之比（界限 1.2）",
+            "比同字节的 recent + sinks(4) 多损失（nat，95% 区间）",
+        ]
+        if chinese
+        else [
+            "model",
+            "search",
+            "plan, MiB",
+            "whole cache, MiB",
+            "over the grid's lightest (asked ≤ 1.2)",
+            "loses more than recent + sinks(4) of the same bytes (nats, 95% interval)",
+        ]
+    )
+    rows = []
+    for name, model in found["models"].items():
+        best = model["grid"]["best"]
+        for s in model["searches"]:
+            d = s.get("plain", {}).get("difference")
+            over = "–" if s["over_grid"] is None else f"{s['over_grid']:.2f}"
+            plain = "–" if d is None else f"{d['mean']:+.4f} ({d['low']:+.4f} to {d['high']:+.4f})"
+            rows.append([name, str(s["seed"]), f"{s['bytes'] / MIB:.2f}", f"{s['dense_bytes'] / MIB:.2f}", over, plain])
+        none = "网格中无一满足" if chinese else "none of the grid meets it"
+        lightest = none if best is None else f"`{best['policy']}`, {best['positions']}"
+        rows.append(
+            [
+                name,
+                "网格" if chinese else "the grid's lightest",
+                "–" if best is None else f"{best['bytes'] / MIB:.2f}",
+                "",
+                "1" if best else "",
+                lightest,
+            ]
+        )
+    return table(head, rows)
+
+
+def cost(chinese: bool) -> str:
+    """Predicted beside measured."""
+    found = result("plan")
+    head = (
+        ["模型", "搜索", "字节：预测 / 测得", "一步耗时与全缓存之比：预测", "测得（95% 区间）"]
+        if chinese
+        else [
+            "model",
+            "search",
+            "bytes, predicted over measured",
+            "a step over one with everything kept: predicted",
+            "measured (95% interval)",
+        ]
+    )
+    rows = []
+    for name, model in found["models"].items():
+        for s in model["searches"]:
+            if s["measured_bytes"] is None:
+                continue
+            r = s["measured_ratio"]
+            rows.append([
+                name, str(s["seed"]), f"{s['predicted_bytes'] / s['measured_bytes']:.4f}", f"{s['predicted_ratio']:.2f}",
+                f"{r['mean']:.2f} ({r['low']:.2f} to {r['high']:.2f})",
+            ])  # fmt: skip
+    return table(head, rows)
+
+
+def _short(setting: dict[str, Any], most: int = 90) -> str:
+    text = f"{setting['policy']}, {setting['positions']}"
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _yes(kept: bool, chinese: bool) -> str:
+    return ("是" if kept else "否") if chinese else ("yes" if kept else "no")
+
+
+TABLES = {"plan_promise": promise, "plan_grid": grid, "plan_cost": cost}
