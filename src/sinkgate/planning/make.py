@@ -9,12 +9,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 
 from sinkgate import __version__
@@ -366,7 +366,7 @@ class _Work:
             "context": self.context, "texts": self.texts.to_json(), "threads": torch.get_num_threads(),
             "record": {"samples": self.record.samples, "tokens": self.record.settings.tokens, "sinks": self.part},
             "forgetting": {str(i): x for i, x in self.cost.items()},
-            "versions": {"sinkgate": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+            "versions": {"sinkgate": __version__, "torch": torch.__version__, "transformers": version("transformers")},
         }  # fmt: skip
         return Plan(
             meta, asked, answer, setting, predicted, measured, baseline, trials, reasons, self.refused, self.notes
