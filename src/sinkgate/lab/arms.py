@@ -18,7 +18,7 @@ from sinkgate.gate import Gate
 from sinkgate.weighting import REGISTRY, Weighting, as_weighting, from_json
 from sinkgate.weighting.softmax import Softmax
 
-__all__ = ["ADDITIONS", "GATES", "Arm", "as_arm", "split_arms"]
+__all__ = ["ADDITIONS", "GATES", "Arm", "as_arm", "number_text", "split_arms", "split_text"]
 
 # name in an arm's text → the gate
 GATES: dict[str, Gate] = {
@@ -147,7 +147,7 @@ class Arm:
         if self.wider is not None:
             parts.append(f"wider({_gate_text(self.wider)})")
         if self.outlet_lr != 1:
-            parts.append(f"outlet_lr({_number_text(self.outlet_lr)})")
+            parts.append(f"outlet_lr({number_text(self.outlet_lr)})")
         return " + ".join(parts)
 
 
@@ -197,6 +197,18 @@ def split_arms(text: str) -> list[Arm]:
     Raises:
         ArgumentError: an arm is malformed, empty, or there twice.
     """
+    arms = [as_arm(part) for part in split_text(text)]
+    if len(set(map(str, arms))) < len(arms):
+        raise ArgumentError(f"an arm is there twice in {text!r}; name each once")
+    return arms
+
+
+def split_text(text: str) -> list[str]:
+    """The parts of a list of arms, split at commas outside brackets.
+
+    Raises:
+        ArgumentError: one is empty.
+    """
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([") - (character in ")]")
@@ -205,11 +217,8 @@ def split_arms(text: str) -> list[Arm]:
         else:
             parts[-1] += character
     if not all(part.strip() for part in parts):
-        raise ArgumentError(f"an arm is empty in {text!r}; {_grammar()}")
-    arms = [as_arm(part) for part in parts]
-    if len(set(map(str, arms))) < len(arms):
-        raise ArgumentError(f"an arm is there twice in {text!r}; name each once")
-    return arms
+        raise ArgumentError(f"an arm is empty in {text!r}; name each between two commas")
+    return parts
 
 
 # ---- private -----------------------------------------------------------------------------------------------------
@@ -285,9 +294,10 @@ def _weighting_text(weighting: Weighting) -> str:
 
 def _gate_text(gate: Gate) -> str:
     plain = dataclasses.replace(gate, preserve=None)
-    start = "" if gate.preserve is None else f"(preserve={_number_text(gate.preserve)})"
+    start = "" if gate.preserve is None else f"(preserve={number_text(gate.preserve)})"
     return next((name + start for name, spec in GATES.items() if spec == plain), repr(gate))
 
 
-def _number_text(x: float) -> str:
+def number_text(x: float) -> str:
+    """As short as it can be without losing a digit."""
     return f"{x:g}" if float(f"{x:g}") == x else repr(x)

@@ -1,0 +1,1 @@
+"""Planning: what to change in a model, and how, within what one has."""
