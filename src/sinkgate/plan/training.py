@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from sinkgate.errors import ArgumentError, OutputError, RecordError
+from sinkgate.errors import ArgumentError, OutputError, RecordError, UnsupportedError
 from sinkgate.files import jsonable, read_json, save_json, typed
 from sinkgate.lab.outlet import OutletConfig
 from sinkgate.lab.provenance import code_digest, environment
@@ -92,6 +92,7 @@ def plan_training(
         RecordError: ``out`` holds another plan, or a damaged one.
         OutputError: ``out`` cannot be written.
     """
+    began = time.perf_counter()
     seconds = None if minutes is None else as_seconds(minutes)
     if steps is not None and (type(steps) is not int or steps < 1):
         raise ArgumentError(f"steps must be a whole number of at least 1, got {steps!r}")
@@ -122,7 +123,7 @@ def plan_training(
         "device": device,
     }  # fmt: skip
     folder = _claim(out, json.loads(json.dumps(jsonable(request))))
-    costs, spent, untimed = _timing(subject, names, numbers[0], seconds, folder)
+    costs, spent, untimed = _timing(subject, names, numbers[0], seconds, folder, began)
     if seconds is None:
         assert steps is not None
         chosen = Allotment(steps, tuple(names), (), 0.0)
@@ -180,6 +181,11 @@ def _outlets(
         raise ArgumentError(
             f"give a task ({', '.join(TASKS)}), a model's name or a loaded model, got {type(model).__name__}"
         )
+    if not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"{type(model).__name__} is no transformers language model (it has no config), so no attention is found in it; give "
+            "one that AutoModelForCausalLM makes"
+        )
     if tokenizer is None:
         raise ArgumentError("a loaded model needs its tokenizer: plan_training(model, tokenizer=…, minutes=…)")
     listed = lambda given: [given] if isinstance(given, str | Text) else list(given)  # noqa: E731
@@ -190,7 +196,7 @@ def _outlets(
 
 
 def _claim(out: str | os.PathLike[str] | None, request: dict[str, Any]) -> Path:
-    """The folder: new, or of the same request."""
+    """The folder: new, of a request that nothing was done for yet, or of this one."""
     if out is None:
         from sinkgate.hf.fetch import cache_dir
 
@@ -199,23 +205,24 @@ def _claim(out: str | os.PathLike[str] | None, request: dict[str, Any]) -> Path:
     else:
         folder = Path(out)
     path = folder / REQUEST
-    if path.exists():
+    begun = folder.is_dir() and any(p.name in (TIMING, PILOTS) for p in folder.iterdir())
+    if path.exists() and begun:
         there = read_json(path, "the readable request of a plan")
         if there != request:
             odd = [n for n in request if not isinstance(there, dict) or there.get(n) != request[n]]
             raise RecordError(f"{folder} holds another plan ({', '.join(odd) or 'more'} differ); choose another out=")
         return folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(p.name != REQUEST for p in folder.iterdir())):
         raise OutputError(f"{folder} is not empty and holds no training plan; choose another out=")
     save_json(path, request, indent=1)
     return folder
 
 
 def _timing(
-    subject: Recipe | Outlets, names: list[str], seed: int, seconds: float | None, folder: Path
+    subject: Recipe | Outlets, names: list[str], seed: int, seconds: float | None, folder: Path, began: float
 ) -> tuple[list[Cost], float | None, list[tuple[str, str]]]:
-    """What arms cost, how long finding out took, and the arms there was no time to try; kept, so that a resumed plan is
-    the same one."""
+    """What arms cost, what was spent until it was known, and the arms there was no time to try; kept, so that a resumed
+    plan is the same one."""
     if seconds is None:
         return [], None, []
     path = folder / TIMING
@@ -227,7 +234,6 @@ def _timing(
         if [c["arm"] for c in data["costs"]] + [u[0] for u in data["untimed"]] != names:
             raise RecordError(f"{path} is of other arms; remove it, and they are timed again")
         return [Cost(**c) for c in data["costs"]], data["spent"], [(u[0], u[1]) for u in data["untimed"]]
-    began = time.perf_counter()
     costs: list[Cost] = []
     untimed: list[tuple[str, str]] = []
     for name in names:

@@ -121,6 +121,6 @@ def allot(
     for cost in costs[len(kept) :]:
         used += cost.seconds(seeds, least)
         dropped.append((
-            cost.arm, f"with it {seeds} seeds of {least} steps would take {used / 60:.2g} of the {left / 60:.2g} minutes left for pilots",
+            cost.arm, f"with it {seeds} seeds of {least} steps would take {used / 60:.3g} of the {left / 60:.3g} minutes left for pilots",
         ))  # fmt: skip
     return Allotment(length, tuple(c.arm for c in kept), tuple(dropped), need(kept, length))

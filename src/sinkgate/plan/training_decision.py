@@ -17,7 +17,9 @@ from jaxtyping import Float
 __all__ = ["Candidate", "Decision", "cheapest", "decide", "half_width", "p_value"]
 
 ALPHA = 0.05
-SAME_TIME = 0.05  # times per step nearer than this share of the least are called equal
+SAME_TIME = (
+    0.25  # times per step nearer than this share of the least are called equal: a busy machine's noise decides nothing
+)
 
 
 @dataclass(frozen=True)

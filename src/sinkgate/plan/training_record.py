@@ -121,7 +121,10 @@ class TrainingPlan:
         if d.told[d.best] == "worse":
             return f"{d.answer}: the cheapest arm, and no other is better; {d.best}, the best of them, is worse ({against})."
         if not d.tied:
-            return f"{d.answer}: the cheapest arm; {d.best}, the best other one, is {NOT_DISTINGUISHABLE} ({against})."
+            return (
+                f"{d.answer}: the cheapest arm; {d.best}, the best other one, is {NOT_DISTINGUISHABLE} ({against}); more seeds, "
+                "or fewer arms, would see more."
+            )
         said = (
             f"{d.answer}: better than {d.cheapest}, the cheapest arm ({self.meta['headline']} "
             f"{_signed(self.difference(d.answer, d.cheapest))}, paired over {n} seeds)"
@@ -197,7 +200,7 @@ class TrainingPlan:
             x.ljust(w) if i in ends else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         budget = "" if meta["minutes"] is None else f", within {meta['minutes']:g} minutes"
-        timing = "" if meta["spent"] is None else f" ({meta['spent']:.0f} s of them to time the arms)"
+        timing = "" if meta["spent"] is None else f" ({meta['spent']:.0f} s of them until the arms were timed)"
         better = "more" if meta["higher"] else "less"
         unit = f" ({meta['unit']})" if meta["unit"] else ""
         head = (
