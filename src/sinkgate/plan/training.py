@@ -60,7 +60,7 @@ def plan_training(
         recipe_or_model: a task of the lab (``trigger``, ``backcopy``, ``text``, or a value), a model's name (``./text`` for a
             folder called like a task), or a loaded model without an outlet.
         minutes: the budget of wall-clock time. Each arm is timed for a few steps, on the budget; arms that do not fit are
-            dropped from the end of the list; what is left decides how long pilots are.
+            dropped from the end of the list; what is left decides how long pilots are. A machine that gets busier takes longer.
         steps: the length of every pilot, instead (then all arms are tried and nothing is timed before), or together with
             ``minutes`` (then arms are dropped until the rest fits).
         seeds: how many, from 0, or which; at least 3.

@@ -26,7 +26,7 @@ ARMS = (
     "softmax + g1_head + outlet_lr(0.3)"
 )
 STEPS = 12  # that an arm is timed with
-COST_ROUNDS = 1  # of paired timing at the end; with the one to warm up, two
+COST_ROUNDS = 5  # of timing at the end, arms in turns: what another process takes would else decide which is cheaper
 NO_EVALUATION = {"evaluate_every": 0}  # curves are not what a pilot is for
 Progress = Callable[[str, dict[str, Any]], None]
 Pilots = list[dict[str, Any]]  # by arm: extra, seconds, values by seed, of those that were tried

@@ -167,8 +167,8 @@ class TrainingPlan:
         said = [f"{d['arm']} was dropped: {d['why']}." for d in meta["dropped"]]
         if meta["steps"] < meta["whole"]:
             said.append(
-                f"A pilot is {meta['steps']:,} steps of the recipe's {meta['whole']:,}, its schedule squeezed into them: which arm wins "
-                "the whole training was not tried."
+                f"A pilot is {meta['steps']:,} steps, {meta['steps'] / meta['whole']:.2%} of the recipe's {meta['whole']:,}, its schedule "
+                "squeezed into them: which arm wins the whole training was not tried, and with more steps the order can turn round."
             )
         return said + [f"{note[:1].upper()}{note[1:]}." for note in meta["notes"]]
 
