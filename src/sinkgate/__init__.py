@@ -96,6 +96,8 @@ _WHERE = {
     "KeyGradients": "sinkgate.probe.key_gradients",
     "plan": "sinkgate.planning.make",
     "advise": "sinkgate.planning.advise",
+    "plan_training": "sinkgate.planning.training",
+    "TrainingPlan": "sinkgate.planning.training_record",
     "Plan": "sinkgate.planning.record",
     "load": "sinkgate.hf.load",
     "SinkgateError": "sinkgate.errors",
@@ -159,6 +161,8 @@ if TYPE_CHECKING:  # the same names, for readers and type checkers
     from sinkgate.planning.advise import advise as advise
     from sinkgate.planning.make import plan as plan
     from sinkgate.planning.record import Plan as Plan
+    from sinkgate.planning.training import plan_training as plan_training
+    from sinkgate.planning.training_record import TrainingPlan as TrainingPlan
     from sinkgate.probe.diagnose import diagnose as diagnose
     from sinkgate.probe.key_gradients import KeyGradients as KeyGradients
     from sinkgate.probe.key_gradients import key_gradients as key_gradients

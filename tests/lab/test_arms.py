@@ -44,7 +44,7 @@ def test_fields_of_a_weighting_and_spaces() -> None:
     assert as_arm("relu(normalize=false)").weighting.normalize is False  # type: ignore[attr-defined]
     assert as_arm(Softmax()) == Arm() == as_arm("softmax")
     assert as_arm("softmax+wider(g1)").wider == GATES["g1"]
-    assert len(ADDITIONS) == 6 + len(GATES)
+    assert len(ADDITIONS) == 7 + len(GATES)
 
 
 def test_a_list_is_split_outside_brackets() -> None:
@@ -66,6 +66,15 @@ def test_a_list_is_split_outside_brackets() -> None:
         ("softmax + window(0)", "window must be a whole number of at least 1, got 0"),
         ("softmax + window", "window does not take that"),
         ("softmax + window(1.5)", "window must be a whole number"),
+        ("softmax + g1(2)", "no addition 'g1'"),
+        ("softmax + g1(shared=True)", "no addition 'g1'"),
+        ("softmax + g1(preserve=x)", "preserve must be a finite number, got 'x'"),
+        ("softmax + g1(preserve=1e999)", "preserve must be a finite number, got inf"),
+        ("softmax + g1_silu(preserve=0)", "which is 0; use 2.0"),
+        ("softmax + g1 + outlet_lr(-1)", "outlet_lr must be a finite number of 0 or more, got -1"),
+        ("softmax + g1 + outlet_lr(1e999)", "outlet_lr must be"),
+        ("softmax + g1 + outlet_lr(true)", "outlet_lr must be"),
+        ("softmax + g1 + outlet_lr", "outlet_lr does not take that"),
         ("softmax + wider(g7)", "wider\\(gate\\) takes one of"),
         ("softmax + g1 + wider(g1)", "give a gate or wider, not both"),
         ("entmax(1.5)", "by name"),
@@ -89,3 +98,14 @@ def test_a_wrong_list_is_refused() -> None:
     for data in ({}, {"weighting": {"name": "softmax"}, "colour": 1}, []):
         with pytest.raises(ArgumentError):
             Arm.from_json(data)  # type: ignore[arg-type]
+
+
+def test_the_start_of_a_gate_and_the_rate_of_what_is_added() -> None:
+    arm = as_arm("softmax + g1_head(preserve=2) + outlet_lr(0.3)")
+    assert arm == Arm(gate=Gate(elementwise=False, preserve=2.0), outlet_lr=0.3)
+    assert str(arm) == "softmax + g1_head(preserve=2) + outlet_lr(0.3)"
+    assert as_arm(str(arm)) == arm
+    assert Arm.from_json(json.loads(json.dumps(arm.to_json()))) == arm
+    assert "outlet_lr" not in as_arm("softmax + g1").to_json()  # as before there was one
+    third = Arm(gate=Gate(preserve=1 / 3), outlet_lr=1 / 3)
+    assert as_arm(str(third)) == third

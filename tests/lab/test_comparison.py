@@ -336,3 +336,32 @@ def test_timing_the_steps_is_a_small_part(tmp_path: Path, monkeypatch: pytest.Mo
         )
         compare("backcopy", "softmax, softpick", seeds=1, steps=steps, out=tmp_path / str(i), **TINY)
     assert asked == [1, 3, 5]
+
+
+def test_what_an_arm_adds_learns_at_a_rate_of_its_own(tmp_path: Path) -> None:
+    import safetensors.torch
+
+    from sinkgate.lab.pieces import multipliers
+
+    task = as_task("backcopy", **TINY)
+    ends = {}
+    for text in ("softmax + g1", "softmax + g1 + outlet_lr(0)", "softmax + g1 + outlet_lr(0.5)"):
+        piece = Piece(task, as_arm(text), 1e-2, 0, 1, {"weight_decay": 0.0})
+        run_piece(piece, tmp_path / piece_module.slug(text))
+        kept = safetensors.torch.load_file(tmp_path / piece_module.slug(text) / "run" / "checkpoint.safetensors")
+        ends[text] = {n.removeprefix("parameter/"): x for n, x in kept.items() if n.startswith("parameter/")}
+    whole, none, half = ends.values()
+    start = dict(task.make(as_arm("softmax + g1"), 0).model.named_parameters())
+    added = {"blocks.0.attention.gate.proj.weight"}
+    assert (
+        set(multipliers(task, as_arm("softmax + g1 + outlet_lr(2)"), task.make(as_arm("softmax + g1"), 0), 0)) == added
+    )
+    for name, begun in start.items():
+        if name in added:
+            assert torch.equal(none[name], begun)
+            torch.testing.assert_close(half[name] - begun, (whole[name] - begun) / 2, rtol=1e-4, atol=1e-7)
+            assert not torch.equal(whole[name], begun)
+        else:  # one step: nothing has come back from the gate yet
+            assert torch.equal(none[name], whole[name])
+    with pytest.raises(ArgumentError, match=r"outlet_lr\(3\) has no meaning in 'softpick \+ outlet_lr\(3\)'"):
+        compare(task, ["softmax", "softpick + outlet_lr(3)"], steps=2, out=tmp_path / "none")

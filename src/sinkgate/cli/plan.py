@@ -46,12 +46,54 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="of the search and the choice of texts (default: %(default)s)")
     add("--no-recall", action="store_true", help="do not measure recall by distance")
     add("--no-quantization", action="store_true", help="do not measure the four arms of fewer bits")
-    add("--out", metavar="FILE", help="write the plan here, as plan.json, and report.html beside it")
+    add(
+        "--out",
+        metavar="FILE",
+        help="write the plan here, as plan.json, and report.html beside it "
+        "(of a training: a folder for pilots and plan)",
+    )
     add("--json", action="store_true", help="print JSON instead of text")
+    add = parser.add_argument_group(
+        "a training plan", "which outlet to train with, from short paired pilots: MODEL is a task of the lab or a model"
+    ).add_argument
+    add("--training", action="store_true", help="plan a training instead")
+    add("--minutes", type=float, metavar="M", help="the budget: arms are timed, then pilots are as long as fits")
+    add("--steps", type=int, metavar="N", help="the length of every pilot, instead or as well")
+    add("--seeds", type=int, metavar="N", help="how many; at least 3 (default: 3)")
+    add("--arms", metavar="ARMS", help="separated by commas, the first the reference (default: a list of ten)")
+
+
+TRAINING = ("minutes", "steps", "seeds", "arms")
+CACHE = ("budget", "max_ppl_increase", "context", "weight_budget", "goal", "record")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
+    wrong = [name for name in (CACHE if args.training else TRAINING) if getattr(args, name) is not None]
+    if wrong:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise ArgumentError(f"{flags} {'does not belong to' if args.training else 'belongs to'} --training")
+    return _training(args) if args.training else _cache(args)
+
+
+def _training(args: argparse.Namespace) -> int:
+    from sinkgate.lab.tasks import TASKS
+    from sinkgate.planning.training import plan_training
+
+    given: dict[str, Any] = {} if args.arms is None else {"arms": args.arms}
+    if args.model not in TASKS:
+        given |= {"text": read_texts(args.text), "dtype": args.dtype, "trust_remote_code": args.trust_remote_code}
+    elif args.text is not None:
+        raise ArgumentError("--text is for a model; a task of the lab has its own")
+    found = plan_training(
+        args.model, minutes=args.minutes, steps=args.steps, seeds=3 if args.seeds is None else args.seeds, device=args.device,
+        out=args.out, **given,
+    )  # fmt: skip
+    print(json.dumps(found.to_json(), ensure_ascii=False, indent=1) if args.json else f"{found}\n\n{found.settings()}")
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
     from sinkgate.cache.sizes import parse_count
     from sinkgate.planning.request import Request, parse_bytes, parse_increase
 

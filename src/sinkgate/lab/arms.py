@@ -1,13 +1,15 @@
 """What one arm of a comparison changes in a model: its weighting, its gate, and what stands beside them.
 
 ``"softmax + g1"``, ``"softpick"``, ``"softmax + window(128) + keep(4)"``, ``"softmax + sink_token"``,
-``"sigmoid(bias=-4) + g1_head"``: a weighting, then what is added, in any order.
+``"sigmoid(bias=-4) + g1_head"``, ``"softmax + g1_head(preserve=2) + outlet_lr(3)"``: a weighting, then what is added, in
+any order.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +18,7 @@ from sinkgate.gate import Gate
 from sinkgate.weighting import REGISTRY, Weighting, as_weighting, from_json
 from sinkgate.weighting.softmax import Softmax
 
-__all__ = ["ADDITIONS", "GATES", "Arm", "as_arm", "split_arms"]
+__all__ = ["ADDITIONS", "GATES", "Arm", "as_arm", "number_text", "split_arms", "split_text"]
 
 # name in an arm's text → the gate
 GATES: dict[str, Gate] = {
@@ -55,6 +57,7 @@ ADDITIONS: dict[str, str] = {
     "head_norm": "each head's output is RMS-normalised before the output projection (arXiv 2605.06611)",
     "qk_norm": "queries and keys are RMS-normalised per head before the rotation",
     "wider(gate)": "no gate, but its parameters spent on a wider MLP: the control of a gate",
+    "outlet_lr(m)": "what the arm adds to softmax learns at m times the rate of the rest",
     **{name: f"gate: {_GATE_LINES[name]}" for name in GATES},
 }
 
@@ -72,6 +75,7 @@ class Arm:
         head_norm: RMS norm over each head's output, with a gain per component.
         qk_norm: RMS norm over queries and keys per head.
         wider: a gate that is not there, but whose parameters the MLP has.
+        outlet_lr: learning rate of the parameters that plain softmax does not have, in times that of the rest.
 
     Raises:
         ArgumentError: a value is out of range, or two parts do not go together.
@@ -85,6 +89,7 @@ class Arm:
     head_norm: bool = False
     qk_norm: bool = False
     wider: Gate | None = None
+    outlet_lr: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weighting", as_weighting(self.weighting))
@@ -98,13 +103,18 @@ class Arm:
             raise ArgumentError(f"keep({self.keep}) keeps first keys visible under a window, and there is no window")
         if self.gate is not None and self.wider is not None:
             raise ArgumentError("wider(…) stands for a gate that is not there: give a gate or wider, not both")
+        rate = self.outlet_lr
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            raise ArgumentError(f"outlet_lr must be a finite number of 0 or more, got {rate!r}")
         for name in ("gate", "wider"):
             if not isinstance(getattr(self, name), Gate | None):
                 raise ArgumentError(f"{name} must be a Gate or None, got {type(getattr(self, name)).__name__}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Plain JSON types; ``outlet_lr`` only where it is not 1."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.outlet_lr == 1:  # records from before there was one stay the same
+            del data["outlet_lr"]
         return data | {
             "weighting": self.weighting.to_json(),  # type: ignore[attr-defined]
             "gate": None if self.gate is None else self.gate.to_json(),
@@ -136,6 +146,8 @@ class Arm:
         parts += [name for name in ("head_norm", "qk_norm") if getattr(self, name)]
         if self.wider is not None:
             parts.append(f"wider({_gate_text(self.wider)})")
+        if self.outlet_lr != 1:
+            parts.append(f"outlet_lr({number_text(self.outlet_lr)})")
         return " + ".join(parts)
 
 
@@ -164,8 +176,8 @@ def as_arm(arm: str | Arm | Weighting) -> Arm:
     fields: dict[str, Any] = {}
     for node in rest:
         name, args, named = _part(node, arm)
-        if name in GATES and not args and not named:
-            found: dict[str, Any] = {"gate": GATES[name]}
+        if name in GATES and not args and named.keys() <= {"preserve"}:
+            found: dict[str, Any] = {"gate": _gate(name, named, arm)}
         elif name in _MODIFIERS:
             try:
                 found = _MODIFIERS[name](*args, **named)
@@ -185,6 +197,18 @@ def split_arms(text: str) -> list[Arm]:
     Raises:
         ArgumentError: an arm is malformed, empty, or there twice.
     """
+    arms = [as_arm(part) for part in split_text(text)]
+    if len(set(map(str, arms))) < len(arms):
+        raise ArgumentError(f"an arm is there twice in {text!r}; name each once")
+    return arms
+
+
+def split_text(text: str) -> list[str]:
+    """The parts of a list of arms, split at commas outside brackets.
+
+    Raises:
+        ArgumentError: one is empty.
+    """
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([") - (character in ")]")
@@ -193,11 +217,8 @@ def split_arms(text: str) -> list[Arm]:
         else:
             parts[-1] += character
     if not all(part.strip() for part in parts):
-        raise ArgumentError(f"an arm is empty in {text!r}; {_grammar()}")
-    arms = [as_arm(part) for part in parts]
-    if len(set(map(str, arms))) < len(arms):
-        raise ArgumentError(f"an arm is there twice in {text!r}; name each once")
-    return arms
+        raise ArgumentError(f"an arm is empty in {text!r}; name each between two commas")
+    return parts
 
 
 # ---- private -----------------------------------------------------------------------------------------------------
@@ -209,6 +230,15 @@ def _wider(gate: Any) -> dict[str, Any]:
     return {"wider": GATES[gate]}
 
 
+def _gate(name: str, named: dict[str, Any], arm: str) -> Gate:
+    start = named.get("preserve")
+    if start is not None and (
+        isinstance(start, bool) or not isinstance(start, int | float) or not math.isfinite(start)
+    ):
+        raise ArgumentError(f"preserve must be a finite number, got {start!r} (in {arm!r})")
+    return GATES[name] if start is None else dataclasses.replace(GATES[name], preserve=float(start))
+
+
 _MODIFIERS: dict[str, Any] = {
     "window": lambda n: {"window": n},
     "keep": lambda n: {"keep": n},
@@ -216,13 +246,14 @@ _MODIFIERS: dict[str, Any] = {
     "head_norm": lambda: {"head_norm": True},
     "qk_norm": lambda: {"qk_norm": True},
     "wider": _wider,
+    "outlet_lr": lambda m: {"outlet_lr": m},
 }
 
 
 def _grammar() -> str:
     return (
         f"an arm is a weighting ({', '.join(REGISTRY)}; fields as in sigmoid(bias=-4)) and what is added with +: "
-        f"{', '.join(ADDITIONS)}"
+        f"{', '.join(ADDITIONS)}; a gate that is 1 at its start: g1_head(preserve=2)"
     )
 
 
@@ -262,4 +293,11 @@ def _weighting_text(weighting: Weighting) -> str:
 
 
 def _gate_text(gate: Gate) -> str:
-    return next((name for name, spec in GATES.items() if spec == gate), repr(gate))
+    plain = dataclasses.replace(gate, preserve=None)
+    start = "" if gate.preserve is None else f"(preserve={number_text(gate.preserve)})"
+    return next((name + start for name, spec in GATES.items() if spec == plain), repr(gate))
+
+
+def number_text(x: float) -> str:
+    """As short as it can be without losing a digit."""
+    return f"{x:g}" if float(f"{x:g}") == x else repr(x)

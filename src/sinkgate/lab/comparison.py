@@ -20,7 +20,7 @@ from sinkgate.files import save_json
 from sinkgate.lab.arms import Arm, as_arm, split_arms
 from sinkgate.lab.comparison_record import Comparison
 from sinkgate.lab.cost import TIMED, cost_per_step
-from sinkgate.lab.pieces import Piece, Progress, run_piece
+from sinkgate.lab.pieces import Piece, Progress, multipliers, run_piece
 from sinkgate.lab.provenance import environment
 from sinkgate.lab.tasks import as_task, from_json
 from sinkgate.lab.tasks.base import Specification
@@ -174,7 +174,7 @@ def run_plan(
     folder = Path(out)
     _claim(folder, plan, resume)
     for arm in plan.arms:  # what cannot be built is said now, not after hours
-        plan.task.make(arm, plan.seeds[0])
+        multipliers(plan.task, arm, plan.task.make(arm, plan.seeds[0]), plan.seeds[0])
     run = runner or in_turn
     place = lambda piece: folder / "pieces" / piece.key  # noqa: E731
     tries = [plan.piece(arm, lr, seed) for arm in plan.arms for lr in plan.rates for seed in plan.seeds[: plan.sweep]]

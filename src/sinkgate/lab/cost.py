@@ -11,6 +11,7 @@ import torch
 
 from sinkgate.lab.arms import Arm
 from sinkgate.lab.loop import train
+from sinkgate.lab.pieces import multipliers
 from sinkgate.lab.tasks.base import Specification
 
 __all__ = ["TIMED", "cost_per_step"]
@@ -26,9 +27,10 @@ def cost_per_step(
 
     Whole steps of the real loop: data, forward, backward, update; without evaluations and files.
     """
-    experiments = {}
+    experiments, rates = {}, {}
     for arm in arms:
         experiments[str(arm)] = task.make(arm, seed)
+        rates[str(arm)] = multipliers(task, arm, experiments[str(arm)], seed)
         experiments[str(arm)].model.to(device)
     config = task.loop(TIMED, None, seed)
     quiet = type(config).from_json({**config.to_json(), "evaluate_every": 0, "save_every": 0})
@@ -36,7 +38,8 @@ def cost_per_step(
     for turn in range(rounds + 1):
         for name, experiment in experiments.items():
             marks: list[float] = []
-            train(experiment, quiet, progress=lambda _line: marks.append(_now(device)))  # noqa: B023 (called before the next turn)
+            note = lambda _line, marks=marks: marks.append(_now(device))  # noqa: E731
+            train(experiment, quiet, multipliers=rates[name], progress=note)
             if turn:
                 seconds[name].append((marks[-1] - marks[0]) / STEPS)
     first = seconds[str(arms[0])]

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sinkgate.errors import NonFiniteError, OutputError, RecordError
+from torch import Tensor
+
+from sinkgate.errors import ArgumentError, NonFiniteError, OutputError, RecordError
 from sinkgate.files import jsonable, save_json
 from sinkgate.lab.arms import Arm
 from sinkgate.lab.config import LoopConfig
@@ -23,7 +25,7 @@ from sinkgate.lab.tasks import from_json
 from sinkgate.lab.tasks.base import Experiment, Specification
 from sinkgate.lab.together import ALONE, Alone
 
-__all__ = ["Piece", "run_piece", "slug"]
+__all__ = ["Piece", "multipliers", "run_piece", "slug"]
 
 FORMAT, VERSION = "sinkgate.piece", 1
 POINTS = 200  # of a curve, at most; the log has every step
@@ -84,6 +86,23 @@ class Piece:
 def slug(text: str) -> str:
     """A text as a file name."""
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text.replace(" + ", "+").replace("+", "_")).strip("-")
+
+
+def multipliers(task: Specification, arm: Arm, experiment: Experiment, seed: int) -> dict[str, float | Tensor]:
+    """``arm.outlet_lr`` by parameter, for those of the experiment that plain softmax has none of the same name of.
+
+    Raises:
+        ArgumentError: the arm adds no parameters whose rate could differ.
+    """
+    if arm.outlet_lr == 1:
+        return {}
+    plain = task.make(Arm(), seed).parameters().keys()
+    added: dict[str, float | Tensor] = {n: float(arm.outlet_lr) for n in experiment.parameters() if n not in plain}
+    if not added:
+        raise ArgumentError(
+            f"outlet_lr({arm.outlet_lr:g}) has no meaning in {str(arm)!r}: it adds no parameters to softmax"
+        )
+    return added
 
 
 def run_piece(
@@ -162,7 +181,10 @@ def train_piece(
 
     diverged = None
     try:
-        history = train(experiment, piece.loop, folder / "run", resume=True, progress=note, together=together)
+        history = train(
+            experiment, piece.loop, folder / "run", resume=True, progress=note, together=together,
+            multipliers=multipliers(piece.task, piece.arm, experiment, piece.seed),
+        )  # fmt: skip
     except NonFiniteError as err:
         history = History.load(folder / "run") if together.first else History()
         diverged = {"step": history.final_step, "why": str(err)}
