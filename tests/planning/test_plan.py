@@ -17,10 +17,9 @@ from models import tiny, tokenizer, words
 from sinkgate.cache.registry import as_policy
 from sinkgate.errors import ArgumentError
 from sinkgate.planning.measure import STEPS
-from sinkgate.planning.promise import factor
+from sinkgate.planning.promise import CANDIDATES, factor
 from sinkgate.planning.search import Trial
 from sinkgate.planning.texts import split
-from sinkgate.planning.verify import CANDIDATES
 
 
 def ids_of(plan: sg.Plan, part: str) -> list[list[int]]:

@@ -31,7 +31,7 @@ from sinkgate.planning.promise import Mean, mean_of
 from sinkgate.planning.record import Plan, refuse_goal
 from sinkgate.planning.request import Request
 from sinkgate.planning.screen import far_mass, forgetting, order
-from sinkgate.planning.search import Search, Trial, search
+from sinkgate.planning.search import FORMAT, Search, Trial, search
 from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.space import SPREADS, Choice, Space, least_bytes, sink_options
 from sinkgate.planning.store import Store
@@ -298,19 +298,15 @@ class _Work:
             self.say(f"trial {trial.number}: {trial.setting.policy}", measured, self.request.much.trials)
 
     def _start(self) -> list[Choice]:
-        """What a person would try first: the record's sinks and four, at windows across the range, in fewer bits too."""
+        """The whole context in 4 and in 8 bits; then windows down the range, and what differs over the model."""
         positions = self.space.positions[0]
-        own = self.space.sinks.index(self.part) if self.part in self.space.sinks else 0
         four = self.space.sinks.index("sinks(4)")
         windows = self.space.windows
-        at = [windows[round(f * (len(windows) - 1))] for f in (0.95, 0.75, 0.5)]
-        start = [Choice(sinks=four, window=at[0], bits=8, positions=positions)]
-        start += [Choice(sinks=own, window=w, bits=8, positions=positions) for w in at[1:]]
-        if 4 in self.space.bits:
-            start.append(Choice(sinks=four, window=at[0], bits=4, positions=positions))
+        whole = max(1, self.space.reach - 4)
+        at = [windows[round(f * (len(windows) - 1))] for f in (1.0, 0.9, 0.75)]
+        start = [Choice(sinks=four, window=whole, bits=b, positions=positions) for b in (4, 8) if b in self.space.bits]
+        start += [Choice(sinks=four, window=w, bits=8, positions=positions) for w in at]
         start.append(Choice(sinks=four, window=at[0], positions=positions))
-        if "bits" in self.space.spreads:
-            start.append(Choice(spread="bits", share=0.25, sinks=four, window=at[0], bits=4, positions=positions))
         for spread in SPREADS[1:3]:
             if spread in self.space.spreads:
                 start.append(Choice(spread=spread, share=0.25, sinks=four, window=at[2], bits=8, positions=positions))

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AHEAD", "Mean", "ahead", "factor", "mean_of", "needed"]
+__all__ = ["AHEAD", "CANDIDATES", "Mean", "ahead", "factor", "mean_of", "needed"]
 
 AHEAD = 20  # texts that a promise is about
+CANDIDATES = 4  # settings that may be verified, one after the other
 LEVEL = 0.95
 POINTS = 400  # of each standard deviation, in the integration
 

@@ -22,18 +22,19 @@ import torch
 from sinkgate.errors import ArgumentError, NonFiniteError, SinkgateError, UnsupportedError
 from sinkgate.planning.cost import Latency
 from sinkgate.planning.measure import Measurer
-from sinkgate.planning.promise import Mean, mean_of
+from sinkgate.planning.promise import CANDIDATES, Mean, factor, mean_of
 from sinkgate.planning.request import Request
 from sinkgate.planning.setting import Setting
-from sinkgate.planning.space import Choice, Space
+from sinkgate.planning.space import SHARES, Choice, Space
 from sinkgate.probe.text import Piece
 
-__all__ = ["Search", "Trial", "search"]
+__all__ = ["FORMAT", "Search", "Trial", "expected", "search"]
 
+FORMAT = 1  # of a study; another search would not go on from this one's
 SKIPS = 25  # proposals per measured trial that may be decided without measuring
 GUESSED = 0.7  # of the measured trials at most are guesses of ours, the rest the sampler's
 NEAR = 1.12  # two windows that are closer than this are not told apart
-ROOM = 0.6  # of the tolerance that a tuned mean may use up, since other texts are to keep it too
+LEAST_SPREAD = 0.25  # of the mean: what few tuning texts are believed to differ by at least
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _go(optuna: Any, it: Search, study: Any, start: Sequence[Choice], progress: 
 
 
 def _guess(it: Search, start: Sequence[Choice]) -> Choice | None:
-    """What a person would try next: fewer bits than the best so far, half way to a window that was too short, then the start."""
+    """What a person would try next: what is near the best so far; while there is none, the start."""
     best = it.kept()[:1]
     near = _near(it, Choice(**best[0].choice)) if best and it.request.aim != "quality" else []
     for choice in [*near, *start]:
@@ -253,17 +254,31 @@ def _guess(it: Search, start: Sequence[Choice]) -> Choice | None:
 
 
 def _near(it: Search, choice: Choice) -> list[Choice]:
-    """The best so far with fewer bits, with fewer sinks, with a window half way (in octaves) to one that broke the tolerance."""
+    """The best so far with fewer bits; half way (in octaves) to a window that was too short; then with one thing changed.
+
+    Half the layers in 8 bits, other sinks, sinks packed too, positions counted otherwise; some heads or layers that keep the whole
+    context beside a window half as long.
+    """
     found = []
-    fewer = {0: 8, 8: 4}.get(choice.bits)
-    if fewer in it.space.bits and choice.spread not in ("bits", "heavy"):
+    alike = choice.spread not in ("bits", "heavy")
+    fewer = {0: 8, 8: 4}.get(choice.bits) if alike else None
+    if fewer in it.space.bits:
         found.append(dataclasses.replace(choice, bits=fewer))
+    if choice.bits == 8 and choice.spread == "alike" and "bits" in it.space.spreads:
+        found.append(dataclasses.replace(choice, spread="bits", share=SHARES[-1], bits=4))
     short = [Choice(**t.choice).window for t in it.trials
              if t.state == "refuted" and Choice(**t.choice).keeps_less(choice)]  # fmt: skip
     low = max(short, default=min(it.space.windows[0], choice.window))
     if choice.window > NEAR * low:
         found.append(dataclasses.replace(choice, window=round(math.sqrt(low * choice.window))))
-    found += [dataclasses.replace(choice, sinks=i) for i in range(choice.sinks)][::-1]
+    found += [dataclasses.replace(choice, sinks=i) for i in range(len(it.space.sinks)) if i != choice.sinks]
+    if choice.bits and choice.keep_sinks and it.space.sinks[choice.sinks]:
+        found.append(dataclasses.replace(choice, keep_sinks=False))
+    found += [dataclasses.replace(choice, positions=p) for p in it.space.positions if p != choice.positions]
+    if choice.spread == "alike":
+        half = max(1, choice.window // 2)
+        found += [dataclasses.replace(choice, spread=s, share=SHARES[1], window=half)
+                  for s in ("heads", "layers") if s in it.space.spreads]  # fmt: skip
     return found
 
 
@@ -277,8 +292,16 @@ def _value(it: Search, trial: Trial) -> float:
     else:
         value = math.log(trial.milliseconds)
     if it.request.nats is not None:
-        value += 4 * max(0.0, mean / (ROOM * it.request.nats) - 1)
+        value += 4 * max(0.0, expected(it.request, trial.nats) / it.request.nats - 1)
     return value
+
+
+def expected(request: Request, nats: Sequence[float]) -> float:
+    """What the verification's bound is likely to be, of a setting with these differences on the tuning texts."""
+    found = mean_of(nats)
+    looks = request.much.looks
+    spread = max(found.sd or 0.0, LEAST_SPREAD * abs(found.mean))
+    return found.mean + factor(looks[-1], len(looks) * CANDIDATES) * spread
 
 
 def _try(it: Search, asked: Any, choice: Choice) -> Trial:
@@ -317,9 +340,9 @@ def _try(it: Search, asked: Any, choice: Choice) -> Trial:
         if isinstance(err, SinkgateError) or "allocate memory" not in str(err):
             raise
         return _trial(it, asked, choice, "out of memory", _line(err), nats, late)
-    mean = mean_of(nats).mean
-    if it.request.nats is not None and mean > ROOM * it.request.nats:
-        return _trial(it, asked, choice, "refuted", f"mean over {ROOM:.0%} of the tolerance", nats, late)
+    if it.request.nats is not None and expected(it.request, nats) > it.request.nats:
+        why = "with its spread over texts it would hardly be verified within the tolerance"
+        return _trial(it, asked, choice, "refuted", why, nats, late)
     return _trial(it, asked, choice, "kept", "", nats, late)
 
 

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from sinkgate.planning.measure import Measurer
-from sinkgate.planning.promise import Mean, ahead, mean_of, needed
+from sinkgate.planning.promise import CANDIDATES, Mean, ahead, mean_of, needed
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
 from sinkgate.planning.setting import Setting
 from sinkgate.planning.space import Choice, Space
 from sinkgate.probe.text import Piece
 
-__all__ = ["CANDIDATES", "Verdict", "compared", "following", "verify"]
+__all__ = ["Verdict", "compared", "following", "verify"]
 
-CANDIDATES = 4  # settings that may be verified, one after the other
 WIDER = 1.15  # the next window, where one could not be verified
 
 
