@@ -235,7 +235,7 @@ class _Work:
                 self.fingerprint,
                 self.measurer.dtype,
                 [p.id for p in self.texts.tune],
-                __version__,
+                [__version__, FORMAT],
             ]
         )
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
