@@ -185,15 +185,20 @@ def passes(setting: Setting, tokens: int) -> list[int]:
     """Tokens of each pass, such that every prediction is that of a single step.
 
     A pass sees its own tokens as computed, as single steps see the group that fills. So where a cache is packed a pass is one
-    group, and the first is the sinks and one group.
+    group, and the first is the sinks and one group; the sinks alone where they are packed too.
     """
     packed = [k for k in setting.value.kinds if k.storage.bits is not None]
     if not packed:
         return [min(CHUNK, tokens - i) for i in range(0, tokens, CHUNK)]
     group = min(k.storage.group for k in packed)
-    first = max(sum(p.slots for p in k.pinned if p.by_count) for k in packed) + group
-    rest = range(first, tokens, group)
-    return [min(first, tokens), *(min(group, tokens - i) for i in rest)]
+    sinks = max(sum(p.slots for p in k.pinned if p.by_count) for k in packed)
+    if sinks and not all(
+        k.storage.keep_sinks for k in packed
+    ):  # packed when the last of them has come, before the next token
+        first = [min(sinks, tokens)]
+    else:
+        first = [min(sinks + group, tokens)]
+    return [*first, *(min(group, tokens - i) for i in range(first[0], tokens, group))]
 
 
 def spans(setting: Setting, tokens: int) -> list[tuple[int, int]]:
