@@ -1,0 +1,1 @@
+"""What to do about the sinks of one model: measured here, then recommended."""
