@@ -18,6 +18,7 @@ __all__ = ["CONTROL", "NONE_BETTER", "PLACES", "Arms", "Planned", "QuantizationA
 FORMAT, VERSION = "sinkgate.quantization_arms", 1
 PLACES = ("kv", "weights", "activations")
 CONTROL = "per-head control"
+LEAST = 1e-4  # nats per token: a smaller gain (0.01% of perplexity) is not clearly better, however narrow its interval
 NONE_BETTER = "no arm is clearly better than uniform"
 UNITS = {"kv": "bytes", "weights": "bytes", "activations": "bits"}
 
@@ -117,13 +118,16 @@ class QuantizationArms:
         return student_interval(np.array(arm.rises) - np.array(base.rises))
 
     def won(self, place: str) -> QuantizedArm | None:
-        """The best of the arms whose interval lies wholly below ``uniform``'s loss; None: no arm is clearly better.
+        """The best of the arms whose interval lies wholly below ``uniform``'s loss, by 1e-4 nats at least; None: none is.
 
         Raises:
             ArgumentError: nothing was measured there.
         """
-        better = [a for a in self.at(place)[1:] if a.name != CONTROL and float(self.difference(a).high) < 0]
-        return min(better, key=lambda a: float(self.difference(a).mean), default=None)
+        return min(self._better(place), key=lambda a: float(self.difference(a).mean), default=None)
+
+    def _better(self, place: str) -> list[QuantizedArm]:
+        rivals = [(a, self.difference(a)) for a in self.at(place)[1:] if a.name != CONTROL]
+        return [a for a, d in rivals if float(d.high) < 0 and float(d.mean) <= -LEAST]
 
     # ---- words ----------------------------------------------------------------------------------------------------------
 
@@ -141,8 +145,7 @@ class QuantizationArms:
                 "" if nearest is None else f"; the lowest, {nearest.name}, is {_nats(self.difference(nearest))} from it"
             )
             return f"{head}{NONE_BETTER}{only}; {cost}{near}."
-        second = [a for a in rivals if a is not best and float(self.difference(a).high) < 0]
-        alike = [a.name for a in second if not float(self.difference(a, best).low) > 0]
+        alike = [a.name for a in self._better(place) if a is not best and not float(self.difference(a, best).low) > 0]
         tied = f" It is not apart from {', '.join(alike)}." if alike else ""
         if best.kl > uniform.kl:
             tied += (

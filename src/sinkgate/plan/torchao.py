@@ -36,11 +36,12 @@ def torchao_config(spec: Spec, model: nn.Module | None = None) -> dict[str, Any]
         why. ``notes``: where its numbers are not those that were measured.
     """
     left: list[dict[str, str]] = []
-    notes: list[str] = []
+    notes = ["torchao's whole numbers reach one further below 0 (−128 to 127), so that its steps are a little finer than those "
+             "that were measured (−127 to 127)"]  # fmt: skip
     if isinstance(spec, KVSpec):
         left.append({"what": spec.policy, "why": "torchao quantises weights and activations, not this cache: "
                      f"use sg.streaming(model, {spec.policy!r}, positions={spec.positions!r})"})  # fmt: skip
-        return {"config": None, "left_out": left, "notes": notes}
+        return {"config": None, "left_out": left, "notes": []}
     configs: dict[str, Config] = {}
     known = None if model is None else dict(model.named_modules())
     named = spec.modules if isinstance(spec, WeightSpec) else tuple((name, spec.weights) for name in spec.modules)
