@@ -28,6 +28,7 @@ class LayerParts:
         heads: query heads.
         kv_heads: heads with keys and values of their own.
         kv_numbers: of one token's keys and values.
+        window: tokens that the model lets it see; None: all.
         made: for queries, keys and values the module that makes them, and for each head its rows there; empty if unknown.
         output: the module that takes the head outputs; None if unknown.
         output_width: numbers of a token that it takes, head by head.
@@ -38,6 +39,7 @@ class LayerParts:
     heads: int
     kv_heads: int
     kv_numbers: int
+    window: int | None = None
     made: tuple[tuple[str, tuple[Spans, ...]], ...] = ()
     output: str | None = None
     output_width: int = 0
@@ -77,7 +79,8 @@ def layer_parts(model: nn.Module) -> list[LayerParts]:
             except UnsupportedError as err:
                 made, reason = [], str(err)
             found.append(
-                LayerParts(attention.layer, call.q.shape[1], call.k.shape[1], numbers, tuple(made), output,
+                LayerParts(attention.layer, call.q.shape[1], call.k.shape[1], numbers,
+                           call.kwargs.get("sliding_window") or None, tuple(made), output,
                            call.q.shape[1] * call.v.shape[-1], reason)
             )  # fmt: skip
     return found

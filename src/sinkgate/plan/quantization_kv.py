@@ -49,9 +49,12 @@ def kv_arms(
         positions: ``slots`` or ``original``.
 
     Raises:
-        ArgumentError: sizes out of range.
+        ArgumentError: a window that is more than the model was made for.
     """
     window = -(-window // GROUP) * GROUP
+    free = [p for p in parts if p.window is None]  # a layer with a window of its own keeps it, where others have none
+    own = None if free else min(p.window or 0 for p in parts)
+    most = (own, compat.trained_context(compat.config(model)))
 
     def kept(n: int, sinks: Sequence[Sinks]) -> Policy:
         return Sum.of(Recent(n), *sinks)
@@ -61,13 +64,18 @@ def kv_arms(
 
     leading = (Sinks(first),)
     uniform = packed(window, leading, False)
+    if not _within(uniform, most):
+        raise ArgumentError(
+            f"a window of {window} tokens (whole groups of {GROUP}) and the first {first} are more than the model was made for: "
+            f"{min(x for x in most if x)}; use a smaller window"
+        )
     limit = cache_bytes(model, uniform, positions)
     arms = Arms()
     arms.add(_planned("uniform", f"everything in {bits} bits, the first {first} tokens too", uniform, positions, limit))
 
     def spend(name: str, words: str, make: Callable[[int], Policy], tokens: tuple[Sinks, ...] = (),
               groups: tuple[Group, ...] = ()) -> None:  # fmt: skip
-        found = _widest(model, make, limit, window, positions)
+        found = _widest(model, make, limit, most, positions)
         if found is None:
             arms.skipped[name] = f"no window fits into {limit:,} bytes beside what is kept; use a larger window"
             return
@@ -88,7 +96,7 @@ def kv_arms(
         spend("sink-aware", f"the record's sinks, {' + '.join(map(str, sinks))}, as computed, the rest in {bits} bits",
               lambda n: packed(n, sinks, True), sinks)  # fmt: skip
     try:
-        chosen = promoted(diagnosis, parts)
+        chosen = promoted(diagnosis, free or parts)
     except ArgumentError as err:
         arms.skipped["per-head"] = str(err)
         return arms
@@ -116,24 +124,35 @@ def _planned(
 
 
 def _widest(
-    model: nn.Module, make: Callable[[int], Policy], limit: int, window: int, positions: str
+    model: nn.Module, make: Callable[[int], Policy], limit: int, most: tuple[int | None, int | None], positions: str
 ) -> tuple[Policy, int, int] | None:
     """The policy with the most whole groups of recent tokens that fits, its bytes and its recent tokens."""
-    size = {0: 0}
+    size: dict[int, int] = {}
 
     def fits(groups: int) -> bool:
-        size[groups] = cache_bytes(model, make(groups * GROUP), positions)
+        if groups < 1 or not _within(make(groups * GROUP), most):
+            return False
+        if groups not in size:
+            size[groups] = cache_bytes(model, make(groups * GROUP), positions)
         return size[groups] <= limit
 
-    low, high = 0, max(1, window // GROUP)
-    while fits(high):  # bytes grow with the window
-        low, high = high, 2 * high
-        if size[low] == size.get(low // 2):  # every layer has a window of its own, smaller than this one
-            break
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return (make(low * GROUP), size[low], low * GROUP) if low else None
+    n = 1
+    if fits(1) and fits(2):  # every group more costs the same: guess, then look
+        n += max(0, (limit - size[1]) // max(1, size[2] - size[1]))
+        while n > 1 and not _within(make(n * GROUP), most):
+            n -= 1
+    while n and not fits(n):
+        n -= 1
+    while n and fits(n + 1):
+        n += 1
+    return (make(n * GROUP), size[n], n * GROUP) if n else None
+
+
+def _within(policy: Policy, most: tuple[int | None, int | None]) -> bool:
+    """Whether it keeps no more recent tokens than the model's own window, and no more than it has positions."""
+    own, context = most
+    recent = max(keep.recent or 0 for keep in policy.kinds)
+    return (own is None or recent <= own) and (context is None or (policy.budget or 0) <= context)
 
 
 @torch.no_grad()

@@ -154,7 +154,7 @@ class QuantizationArms:
             )
         return (
             f"{head}{best.name} is better than uniform by {_nats(self.difference(best))}; {cost}, "
-            f"{len(rivals)} arms were compared with it.{tied}"
+            f"{len(rivals)} arms were compared with it, each at 95%.{tied}"
         )
 
     def hypothesis(self, place: str) -> str | None:

@@ -89,7 +89,9 @@ def weight_arms(
 ) -> Arms:
     """The arms: what is in 8 bits, or kept beside the weights, is paid for by larger groups elsewhere.
 
-    Groups get at most four times as large, and no larger than is needed: what does not fit is not in more bits.
+    Groups get at most four times as large, and no larger than is needed: what does not fit is not in more bits. The middle of
+    the model pays first, since the first and the last layers are the sensitive ones (which is why llama.cpp's mixes give these
+    more bits); that is the same rule in all arms.
 
     Args:
         model: with linear layers.
@@ -123,7 +125,8 @@ def weight_arms(
         return arms
     try:
         there = outliers(diagnosis)
-        _by_layer(arms, plan, there, _carriers(model, found, there))
+        made = {module for p in parts for module, _ in p.made}
+        _by_layer(arms, plan, there, _carriers(model, found, there, made))
     except ArgumentError as err:
         arms.skipped["sink-aware"] = str(err)
     try:
@@ -156,13 +159,13 @@ def _by_layer(arms: Arms, plan: _Paid, there: Outliers, carriers: list[Matrix]) 
     where = f"behind block {there.first - 1}" if there.first else "in the embeddings"
     words = (
         f"massive activations (up to {there.largest:.3g}, channels {', '.join(map(str, there.channels))}) first stand {where}: "
-        f"{len(taken)} of {len(carriers)} linear layers that make or end them in 8 bits, larger groups elsewhere"
+        f"{len(taken)} of {len(carriers)} linear layers that write the stream there and where they end in 8 bits, larger groups elsewhere"
     )
     arms.add(Planned("sink-aware", words, spec, weight_bytes(plan.found, spec)))
 
 
-def _carriers(model: nn.Module, found: list[Matrix], there: Outliers) -> list[Matrix]:
-    """Linear layers of the block that makes the outliers, then those that write the stream where they end.
+def _carriers(model: nn.Module, found: list[Matrix], there: Outliers, made: set[str]) -> list[Matrix]:
+    """The linear layers that write the stream in the block behind which the outliers first stand, and in the one that ends them.
 
     Raises:
         ArgumentError: no block makes them: they stand in the embeddings and stay to the end.
@@ -170,14 +173,11 @@ def _carriers(model: nn.Module, found: list[Matrix], there: Outliers) -> list[Ma
     blocks = decoder_blocks(model)
     names = {id(m): n for n, m in model.named_modules()}
     width = compat.width(model)
-
-    def inside(i: int) -> list[Matrix]:
-        return [m for m in found if m.name.startswith(f"{names[id(blocks[i])]}.")]
-
-    made = inside(there.first - 1) if there.first else []
-    made.sort(key=lambda m: m.rows != width or m.columns == width)  # what writes the stream first, the MLP's before
-    ended = [m for m in inside(there.last) if m.rows == width] if there.last < len(blocks) else []
-    carriers = list(dict.fromkeys(made + ended))
+    where = [i for i in (there.first - 1, there.last) if 0 <= i < len(blocks)]
+    prefixes = [f"{names[id(blocks[i])]}." for i in where]
+    carriers = [m for prefix in prefixes for m in found if m.name.startswith(prefix) and m.rows == width]
+    # a square projection is as wide as the stream: that it makes queries, keys or values is known
+    carriers = [m for m in carriers if m.name not in made]
     if not carriers:
         raise ArgumentError(
             "the massive activations stand in the embeddings and stay to the end: no linear layer makes them"
@@ -266,7 +266,9 @@ class _Paid:
                 break
         else:
             return None
-        for m in self.found if doubled else ():  # finer groups again, from the front, as long as there is room
+        middle = (len(self.found) - 1) / 2
+        ends = sorted(self.found, key=lambda m: -abs(self.found.index(m) - middle))
+        for m in ends if doubled else ():  # finer groups again, from both ends of the model, as long as there is room
             rows, columns = _left(m, mine[m.name])
             finer = self._how(m, mine[m.name], doubled - 1)
             if rows and columns:
