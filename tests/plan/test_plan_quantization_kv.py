@@ -65,7 +65,7 @@ def cache_bytes_of(cache: Any) -> int:
     return sum(x.numel() * x.element_size() for bank in banks for x in bank.state().values())
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     window=st.integers(100, 448),
     first=st.integers(1, 6),
