@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from sinkgate.plan import training
 
 import sinkgate as sg
 from sinkgate.errors import ArgumentError, OutputError, RecordError
 from sinkgate.lab.arms import as_arm, split_arms
 from sinkgate.lab.tasks import as_task
+from sinkgate.planning import training
 from sinkgate.planning.training import plan_training
 from sinkgate.planning.training_budget import BudgetError, Cost
 from sinkgate.planning.training_lab import ARMS, Recipe

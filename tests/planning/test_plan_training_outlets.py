@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from sinkgate.plan import training_outlets
 from torch import nn
 
 import sinkgate as sg
 from interventions.planted import planted, texts
 from models import tiny, tokenizer
 from sinkgate.errors import ArgumentError, NonFiniteError, RecordError, SinkgateError, UnsupportedError
+from sinkgate.planning import training_outlets
 from sinkgate.planning.training import plan_training
 from sinkgate.planning.training_arms import OutletArm, as_outlet_arm
 from sinkgate.planning.training_budget import Cost

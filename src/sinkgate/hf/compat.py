@@ -232,6 +232,12 @@ def other_caches(config: Any) -> list[Any]:
     return list(DynamicCache(config=config).layers)
 
 
+def width(model: torch.nn.Module) -> int:
+    """How many numbers a token has in the residual stream, as the config says."""
+    text = config(model).get_text_config(decoder=True)
+    return int(text.hidden_size)
+
+
 def output_embeddings(model: torch.nn.Module) -> torch.nn.Module | None:
     """The layer that a model says leads to its vocabulary; None where it has none or does not say."""
     ask = getattr(model, "get_output_embeddings", None)

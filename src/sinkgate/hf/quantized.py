@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from sinkgate.hf.linears import Found, Linear, find_linears
 from sinkgate.hf.quantized_kv import GRADIENTS, as_pair, quantized_kv
 from sinkgate.quantization import Quantization, as_quantization, quantize
 
-__all__ = ["QuantizedModel", "QuantizedWeight", "quantized"]
+__all__ = ["QuantizedModel", "QuantizedWeight", "first_tensor", "put_weights", "quantized"]
 
 MARK = "_sinkgate_quantized"
 
@@ -155,7 +155,8 @@ def quantized(
         if found is not None:
             done.left_out = found.left_out
             if "weights" in how:
-                stack.enter_context(_weights(found, how["weights"], done))
+                layers = (*found.linears, *found.embeddings)
+                stack.enter_context(put_weights(layers, lambda _: how["weights"], done))
             if "activations" in how:
                 stack.enter_context(_activations(found, how["activations"], done))
         yield done
@@ -165,10 +166,21 @@ def quantized(
 
 
 @contextmanager
-def _weights(found: Found, spec: Quantization, done: QuantizedModel) -> Iterator[None]:
-    """Other parameters stand in the modules; the model's own, tied or not, are not touched and come back as they were."""
-    layers = (*found.linears, *found.embeddings)
-    new = [(layer, *_rounded(layer, spec)) for layer in layers]  # may refuse: nothing is changed yet
+def put_weights(
+    layers: Sequence[Linear], how: Callable[[Linear], Quantization | Callable[[Tensor], Tensor]], done: QuantizedModel
+) -> Iterator[None]:
+    """Other parameters stand in the modules; the model's own, tied or not, are not touched and come back as they were.
+
+    Args:
+        layers: whose weights.
+        how: of each layer its quantization, or a function from the weight ``[out, in]`` to the rounded one.
+        done: gets an entry for each.
+
+    Raises:
+        ArgumentError: groups that do not divide.
+        UnsupportedError: a weight that is quantised already; and, inside, a pass that asks for gradients.
+    """
+    new = [(layer, *_rounded(layer, how(layer))) for layer in layers]  # may refuse: nothing is changed yet
     with ExitStack() as stack:
         for layer, parameter, error in new:
             original = layer.module._parameters["weight"]
@@ -181,13 +193,14 @@ def _weights(found: Found, spec: Quantization, done: QuantizedModel) -> Iterator
 
 
 @torch.no_grad()
-def _rounded(layer: Linear, spec: Quantization) -> tuple[nn.Parameter, float]:
+def _rounded(layer: Linear, how: Quantization | Callable[[Tensor], Tensor]) -> tuple[nn.Parameter, float]:
     weight = layer.weight
     assert weight is not None
     if getattr(weight, MARK, False):
         raise UnsupportedError(f"the weight of {layer.name} is quantised already; leave the first with before a second")
+    matrix = weight.T if layer.transposed else weight
     try:
-        rounded = quantize(weight.T if layer.transposed else weight, spec, "weights")
+        rounded = quantize(matrix, how, "weights") if isinstance(how, Quantization) else how(matrix)
     except ArgumentError as wrong:
         raise ArgumentError(f"the weight of {layer.name}: {wrong}") from None
     rounded = (rounded.T if layer.transposed else rounded).contiguous()
@@ -226,16 +239,25 @@ def _rounding(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The first tensor among the arguments of a linear layer is its input."""
-    key = next((k for k, x in kwargs.items() if isinstance(x, Tensor)), None) if not args else None
-    x = args[0] if args else kwargs.get(key or "")
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise UnsupportedError(f"{name} was called without a tensor of floating-point numbers; name it in skip")
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise UnsupportedError(GRADIENTS)
+    key, x = first_tensor(name, args, kwargs)
     try:
         rounded = quantize(x, spec, "activations")
     except ArgumentError as wrong:
         raise ArgumentError(f"the input of {name}: {wrong}") from None
     calls[name] += 1
     return (args, {**kwargs, key: rounded}) if key is not None else ((rounded, *args[1:]), kwargs)
+
+
+def first_tensor(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, Tensor]:
+    """The first tensor among the arguments of a linear layer is its input; its keyword, if it has one, and the tensor.
+
+    Raises:
+        UnsupportedError: there is none of floating-point numbers, or it asks for gradients.
+    """
+    key = next((k for k, x in kwargs.items() if isinstance(x, Tensor)), None) if not args else None
+    x = args[0] if args else kwargs.get(key or "")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise UnsupportedError(f"{name} was called without a tensor of floating-point numbers; name it in skip")
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise UnsupportedError(GRADIENTS)
+    return key, x
