@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import sinkgate as sg
 from cache.brute import Fixed, Heavy, first_with
 from models import tiny
 from sinkgate.cache import Dense, Dynamic, HeavyHitters, PerHead, PerLayer, Policy, Quantized, Recent, Sinks
+from sinkgate.cache.quantized_bank import opened
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.hf.anatomy import reading
 from sinkgate.hf.layers import attention_layers
@@ -736,3 +737,26 @@ def test_rows_are_chosen(positions: str, policy: Policy) -> None:
         cache.reset()
         want = in_parts(m, ids, cache, [4, 4, 4, 4, 4, 1])[order][:, 20:]
     assert (got - want).abs().max() < 1e-11
+
+
+@pytest.mark.parametrize("policy", ["quantized(recent(40) + sinks(4), bits=4)", "quantized(recent(70), tail=33)",
+                                    "quantized(recent(33) + sinks(2), keep_sinks=false)"])  # fmt: skip
+@pytest.mark.parametrize("positions", ["slots", "original"])
+@torch.no_grad()
+def test_a_ring_that_stays_open_gives_the_same_bits(policy: str, positions: str) -> None:
+    """Two rows, passes of many sizes, rows put in another order half way; and as many bytes are reported."""
+    lm = tiny("llama")
+    ids = torch.randint(2, 90, (2, 200))
+    found = []
+    for way in (opened, nullcontext):
+        with way(), sg.streaming(lm, policy, positions=positions) as cache:
+            logits, i = [], 0
+            for n in (5, 1, 1, 31, 40, 2, 64, 1, 7, 30, 18):
+                if i == 144:
+                    cache.batch_select_indices(torch.tensor([1, 0]))
+                logits.append(lm(ids[:, i : i + n], cache=cache).logits)
+                i += n
+            assert i == 200
+            found.append((torch.cat(logits, 1), cache.nbytes()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]

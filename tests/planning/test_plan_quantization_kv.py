@@ -17,7 +17,8 @@ from sinkgate.cache.registry import as_policy
 from sinkgate.errors import ArgumentError
 from sinkgate.hf.anatomy import forward
 from sinkgate.hf.head_parts import layer_parts
-from sinkgate.planning.quantization_kv import cache_bytes, kv_arms, kv_logits, passes
+from sinkgate.planning.passes import spans
+from sinkgate.planning.quantization_kv import cache_bytes, kv_arms, kv_logits
 from sinkgate.planning.quantization_record import CONTROL
 from sinkgate.planning.quantization_spec import KVSpec
 
@@ -54,9 +55,7 @@ def test_a_text_is_read_as_token_by_token(policy: str, positions: str) -> None:
     torch.testing.assert_close(got[4:], want[4:], rtol=1e-6, atol=1e-6)
     assert filled == cache_bytes(model, policy, positions)
     assert (got - forward(model, torch.tensor([ids]))[0])[4:].abs().max() > 1e-3
-    ends = passes(ids, as_policy(policy))
-    assert ends == sorted(set(ends))
-    assert ends[-1] == len(ids)
+    assert spans(as_policy(policy), ids)[-1][1] == len(ids)
 
 
 def cache_bytes_of(cache: Any) -> int:

@@ -14,9 +14,11 @@ from stand_in import shape
 import sinkgate as sg
 from conftest import TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer
+from sinkgate.cache.registry import as_policy
 from sinkgate.errors import RecordError
 from sinkgate.planning.cost import Shape
-from sinkgate.planning.measure import Measurer, passes, spans
+from sinkgate.planning.measure import Measurer
+from sinkgate.planning.passes import spans
 from sinkgate.planning.screen import far_mass, forgetting, order
 from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.store import Store
@@ -95,20 +97,26 @@ def test_a_record_of_other_heads(record: sg.Diagnosis) -> None:
 
 
 def test_packed_caches_are_read_a_group_at_a_time() -> None:
-    assert passes(Setting("recent(64)"), 600) == [256, 256, 88]
-    assert passes(Setting("quantized(recent(64) + sinks(4))"), 100) == [36, 32, 32]
-    assert passes(Setting("quantized(recent(64), group=8)"), 20) == [8, 8, 4]
-    assert passes(Setting("quantized(recent(64) + sinks(4))"), 20) == [20]
-    assert passes(Setting("quantized(recent(64) + sinks(4), keep_sinks=false)"), 70) == [4, 32, 32, 2]
-    assert passes(Setting("per_layer(recent(9), [0], quantized(recent(64)))"), 70) == [32, 32, 6]
-    assert spans(Setting("quantized(recent(64) + sinks(4))"), 70) == [(0, 36), (36, 68), (68, 70)]
+    def sizes(policy: str, tokens: int, ids: list[int] | None = None) -> list[int]:
+        return [j - i for i, j in spans(as_policy(policy), [1] * tokens if ids is None else ids)]
+
+    assert sizes("recent(64)", 600) == [256, 256, 88]
+    assert sizes("quantized(recent(64) + sinks(4))", 100) == [4, 32, 32, 32]
+    assert sizes("quantized(recent(64), group=8)", 20) == [8, 8, 4]
+    assert sizes("quantized(recent(64) + sinks(4))", 3) == [3]
+    assert sizes("per_layer(recent(9), [0], quantized(recent(64)))", 70) == [32, 32, 6]
+    # the token that is kept wherever it stands is in no group
+    assert sizes(
+        "quantized(recent(64) + sinks(1, token_ids=[7]), group=4)", 12, [1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 7, 1]
+    ) == [3, 2, 4, 3]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     "policy",
     ["recent(20) + sinks(4)", "quantized(recent(40) + sinks(4), bits=4)", "quantized(recent(32) + sinks(1), keep_sinks=false)",
-     "per_layer(quantized(recent(40), bits=4), [1], quantized(recent(40), bits=8))", "recent(12) + heavy(4) + sinks(1)"],
+     "per_layer(quantized(recent(40), bits=4), [1], quantized(recent(40), bits=8))", "recent(12) + heavy(4) + sinks(1)",
+     "quantized(recent(40) + sinks(1) + sinks(3, token_ids=[9, 20, 33]), bits=4)"],
 )  # fmt: skip
 def test_losses_are_those_of_single_steps(llama: Any, policy: str, tmp_path: Path) -> None:
     piece = one_piece(120)
@@ -129,13 +137,13 @@ def test_losses_are_those_of_single_steps(llama: Any, policy: str, tmp_path: Pat
 
 def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     store = Store("a", "b", tmp_path)
-    store.get("one", lambda: 1)
-    store.get("two", lambda: {"x": 2})
+    store.measured("one", lambda: 1)
+    store.measured("two", lambda: {"x": 2})
     data = store.path.read_bytes()
     store.path.write_bytes(data[:-4])
     again = Store("a", "b", tmp_path)
     assert again.known == {"one": 1}
-    assert again.get("two", lambda: {"x": 3}) == {"x": 3}
+    assert again.measured("two", lambda: {"x": 3}) == {"x": 3}
     assert Store("a", "b", tmp_path).known == {"one": 1, "two": {"x": 3}}
 
 

@@ -8,6 +8,9 @@ computed, those before as they are held, and packs afterwards what is full.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,7 +23,22 @@ from sinkgate.cache.track import FAR, Move, Step, Track
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.rope import Rotation
 
-__all__ = ["QuantizedBank", "ring_slots"]
+__all__ = ["QuantizedBank", "opened", "ring_slots"]
+
+_OPENED: ContextVar[bool] = ContextVar("opened", default=False)
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """Banks whose first tokens come inside keep what they pack unpacked as well: the same numbers, sooner, in more memory.
+
+    For measuring: a pass then unpacks the groups that it packed, and not the whole ring. ``nbytes`` counts the packed form alone.
+    """
+    token = _OPENED.set(True)
+    try:
+        yield
+    finally:
+        _OPENED.reset(token)
 
 
 def ring_slots(keep: Keep) -> int:
@@ -59,8 +77,16 @@ class QuantizedBank(Bank):
         self.group, self.bits = keep.storage.group, keep.storage.bits or 8
         self.groups = track.ring // self.group
         self.tails = min(math.ceil(keep.storage.tail / self.group) + 1, self.groups)
+        self._open: tuple[Tensor, Tensor] | None = None  # the ring, unpacked, where it is kept so
         for name in self.tensors:
             setattr(self, name, None)
+
+    def select(self, rows: Tensor) -> None:
+        """These rows of the batch."""
+        super().select(rows)
+        if self._open is not None:
+            k, v = self._open
+            self._open = k[rows.to(k.device)], v[rows.to(v.device)]
 
     def crop(self, left: list[int]) -> None:
         """A packed group cannot be opened again.
@@ -90,6 +116,8 @@ class QuantizedBank(Bank):
         self.k_codes, self.v_codes = empty(g, d // share, dtype=torch.uint8), empty(g, dv // share, dtype=torch.uint8)
         self.k_scale, self.k_zero = empty(1, d), empty(1, d)
         self.v_scale, self.v_zero = empty(g, 1), empty(g, 1)
+        if _OPENED.get():
+            self._open = ask.k.new_zeros(b, kv, n * g, d), ask.v.new_zeros(b, kv, n * g, dv)
 
     def _grown(self) -> None:
         """The ring has its size from the beginning."""
@@ -176,8 +204,11 @@ class QuantizedBank(Bank):
 
     def _ring(self, ask: Ask) -> tuple[Tensor, Tensor]:
         """All groups, unpacked, with the tail as it is."""
-        k = self._packed("k").unpack(ask.k.dtype).flatten(2, 3)
-        v = self._packed("v").unpack(ask.v.dtype).flatten(2, 3)
+        if self._open is not None:
+            k, v = self._open
+        else:
+            k = self._packed("k").unpack(ask.k.dtype).flatten(2, 3)
+            v = self._packed("v").unpack(ask.v.dtype).flatten(2, 3)
         for row, count in enumerate(self.count.tolist()):
             now = count // self.group
             for j in range(max(0, now - self.tails + 1), now + 1):
@@ -221,6 +252,9 @@ class QuantizedBank(Bank):
             getattr(self, f"{name}_codes")[row, :, to] = found.codes
             getattr(self, f"{name}_scale")[row, :, to] = found.scale
             getattr(self, f"{name}_zero")[row, :, to] = found.zero
+            if self._open is not None:
+                ring = self._open["kv".index(name)]
+                ring[row, :, to * self.group : (to + 1) * self.group] = found.unpack(ring.dtype)
 
     def _packed(self, name: str) -> Packed:
         codes, scale, zero = (getattr(self, f"{name}_{part}") for part in ("codes", "scale", "zero"))

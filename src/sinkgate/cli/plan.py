@@ -121,13 +121,18 @@ def _cache(args: argparse.Namespace) -> int:
             dtype=args.dtype, device=args.device, trust_remote_code=args.trust_remote_code, progress=progress, **asked,
         )  # fmt: skip
     if out is not None:
+        from sinkgate.files import save_json
         from sinkgate.report.pages import write_pages
 
         found.save(out)
+        if found.weights is not None:
+            save_json(out.with_name("torchao.json"), found.torchao(), indent=1)
+        save_json(out.with_name("keep.json"), found.keep_list(), indent=1)
         write_pages([(found.meta["model"]["name"], found)], out.with_name("report.html"))
     print(json.dumps(found.to_json(), ensure_ascii=False, indent=1) if args.json else found)
     if out is not None:
-        print(f"\nWrote {out} and report.html beside it.", file=sys.stderr)
+        also = "torchao.json, " if found.weights is not None else ""
+        print(f"\nWrote {out}, {also}keep.json and report.html beside it.", file=sys.stderr)
     return 0
 
 

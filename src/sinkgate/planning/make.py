@@ -24,10 +24,11 @@ from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint
 from sinkgate.hf.fetch import cache_dir
 from sinkgate.hf.load import load
-from sinkgate.planning import reasons
+from sinkgate.planning import bits, reasons
 from sinkgate.planning.cost import Latency, Shape, fit_latency
 from sinkgate.planning.measure import STEPS, Measurer, step_times
 from sinkgate.planning.promise import Mean, mean_of
+from sinkgate.planning.quantization_spec import apply_quantization
 from sinkgate.planning.record import Plan, refuse_goal
 from sinkgate.planning.request import Request
 from sinkgate.planning.screen import far_mass, forgetting, order
@@ -169,6 +170,8 @@ class _Work:
             )
         self.space = Space(self.shape, self.context, ("", "sinks(1)", "sinks(4)"), (), (), positions)
         self.dense_bytes = self.shape.bytes(LEAVE.value, LEAVE.positions, context=self.context, batch=request.batch)
+        self.widths = bits.widths(model)
+        self.weight_bits = None if request.weight_budget is None else self.widths.fitting(request.weight_budget)
         least, lightest = least_bytes(self.space, request.batch)
         if request.budget is not None and request.budget < least:
             raise ArgumentError(
@@ -425,4 +428,39 @@ class _Work:
         result.reasons += reasons.recalled(found)
 
     def fewer_bits(self, result: Plan) -> None:
-        """The four arms, and the weights where they have a budget (see :mod:`sinkgate.planning.quantization`)."""
+        """The four arms; and the weights where they have a budget, verified together with the cache."""
+        texts = [*self.texts.verify, *self.texts.tune][: self.request.much.arms]
+        found = bits.arms(
+            self.model, self.tokenizer, texts, self.record, self.measurer.store, name=self.name, positions=self.space.positions[0],
+            weight_bits=self.weight_bits or 4, say=self.say,
+        )  # fmt: skip
+        result.quantization = found.to_json()
+        result.reasons += found.sentences()
+        if self.request.weight_budget is None:
+            return
+        if self.weight_bits is None:
+            result.reasons.append(
+                f"The weights of linear layers, {human(self.widths.as_is)}, fit their budget as they are."
+            )
+            return
+        spec, why = bits.chosen(self.model, found, self.weight_bits)
+        data = spec.to_json()
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        measurer = Measurer(self.model, self.measurer.store, lambda: apply_quantization(self.model, spec), digest)
+        verdict = verify(measurer, result.setting, self.texts.verify, self.request,
+                         lambda done, of: self.say("verifying the weights", done, of))  # fmt: skip
+        size = self.widths.uniform[self.weight_bits]
+        both = {"increase": verdict.increase.to_json(), "promise": None if verdict.bound is None else math.expm1(verdict.bound),
+                "nats": list(verdict.nats), "bytes": size, "as_is": self.widths.as_is}  # fmt: skip
+        result.measured["with_weights"] = both
+        if not verdict.kept:
+            result.refused.append(
+                f"Weights within {human(self.request.weight_budget)} ({why}) raise the perplexity by {verdict.increase.mean:+.2%} together "
+                f"with the cache, which cannot be promised to stay within {self.request.max_increase:.2%}: the weights are left."
+            )
+            return
+        result.weights, result.answer = data, "change"
+        result.reasons.append(
+            f"Weights: {why}. They keep {human(size)} of {human(self.widths.as_is)}; together with the cache the perplexity rises by "
+            f"{verdict.increase.mean:+.2%} on {verdict.increase.n} texts that the search never saw."
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sinkgate.cache.quantized_bank import opened
 from sinkgate.errors import NonFiniteError
 from sinkgate.evaluate.score import score
 from sinkgate.evaluate.stream import losses
@@ -20,13 +20,13 @@ from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint
 from sinkgate.hf.layers import evaluating
 from sinkgate.hf.streaming import resumed, streaming
+from sinkgate.planning.passes import CHUNK, spans
 from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.store import Store
 from sinkgate.probe.text import Piece
 
 __all__ = ["Beside", "Loss", "Measurer", "step_times"]
 
-CHUNK = 256  # tokens of a pass
 PARTS = 4  # of a text, to see whether the loss grows along it
 STEPS = 24  # timed
 
@@ -107,7 +107,7 @@ class Measurer:
             with self.around() if tag else nullcontext():
                 return asdict(self._loss(setting, piece))
 
-        found = self.store.get(f"loss|{tag}{setting.key}|{piece.id}|{max(passes(setting, 4 * CHUNK))}", make)
+        found = self.store.measured(f"loss|{tag}{setting.key}|{piece.id}", make)
         return Loss(found["mean"], tuple(found["parts"]), found["seconds"], found["bytes"])
 
     def difference(self, setting: Setting, piece: Piece) -> tuple[float, tuple[float, ...]]:
@@ -117,7 +117,7 @@ class Measurer:
 
     def beside(self, setting: Setting, piece: Piece) -> Beside:
         """Divergence and the time of steps, on one text."""
-        found = self.store.get(
+        found = self.store.measured(
             f"beside|{self.tag}{setting.key}|{piece.id}", lambda: asdict(self._beside(setting, piece))
         )
         times = {n: tuple(found[n]) for n in ("milliseconds", "dense_milliseconds")}
@@ -131,10 +131,11 @@ class Measurer:
         found: list[np.ndarray] = []
         start = time.perf_counter()
         with (
+            opened(),
             evaluating(self.model),
             streaming(self.model, setting.value, positions=setting.positions) as cache,
         ):
-            for i, j in spans(setting, text.shape[1] - 1):
+            for i, j in spans(setting.value, piece.ids[:-1]):
                 logits = self.model(text[:, i:j], cache=cache).logits[0]
                 found.append(losses(logits, text[0, i + 1 : j + 1]))
             size = cache.nbytes()
@@ -155,7 +156,7 @@ class Measurer:
         times: dict[str, list[float]] = {"ours": [], "dense": []}
         with evaluating(self.model):
             ours, dense = self._cache(setting), self._cache(LEAVE)
-            for i, j in spans(setting, last):
+            for i, j in spans(setting.value, piece.ids[:last]):
                 there = self._through(dense, text[:, i:j])
                 with self.around():
                     here = self._through(ours, text[:, i:j])
@@ -179,32 +180,6 @@ class Measurer:
     def _through(self, cache: Any, ids: Tensor) -> Tensor:
         with resumed(cache):
             return self.model(ids, cache=cache).logits[0]
-
-
-def passes(setting: Setting, tokens: int) -> list[int]:
-    """Tokens of each pass, such that every prediction is that of a single step.
-
-    A pass sees its own tokens as computed, as single steps see the group that fills. So where a cache is packed a pass is one
-    group, and the first is the sinks and one group; the sinks alone where they are packed too.
-    """
-    packed = [k for k in setting.value.kinds if k.storage.bits is not None]
-    if not packed:
-        return [min(CHUNK, tokens - i) for i in range(0, tokens, CHUNK)]
-    group = min(k.storage.group for k in packed)
-    sinks = max(sum(p.slots for p in k.pinned if p.by_count) for k in packed)
-    if sinks and not all(
-        k.storage.keep_sinks for k in packed
-    ):  # packed when the last of them has come, before the next token
-        first = [min(sinks, tokens)]
-    else:
-        first = [min(sinks + group, tokens)]
-    return [*first, *(min(group, tokens - i) for i in range(first[0], tokens, group))]
-
-
-def spans(setting: Setting, tokens: int) -> list[tuple[int, int]]:
-    """(begin, end) of each of :func:`passes`."""
-    ends = list(itertools.accumulate(passes(setting, tokens)))
-    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def step_times(model: nn.Module, setting: Setting, ids: Sequence[int], steps: int = STEPS) -> list[float]:

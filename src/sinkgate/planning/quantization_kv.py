@@ -11,20 +11,21 @@ from torch import Tensor, nn
 from sinkgate.cache.base import Policy, Sum
 from sinkgate.cache.per_head import PerHead
 from sinkgate.cache.quantized import Quantized
+from sinkgate.cache.quantized_bank import opened
 from sinkgate.cache.recent import Recent
 from sinkgate.cache.registry import as_policy
 from sinkgate.cache.sinks import Sinks
 from sinkgate.errors import ArgumentError
 from sinkgate.hf import compat
 from sinkgate.hf.head_parts import LayerParts
-from sinkgate.hf.quantized_mixed import kept_tokens
 from sinkgate.hf.streaming import streaming
+from sinkgate.planning.passes import spans
 from sinkgate.planning.quantization_found import Group, promoted, record_tokens
 from sinkgate.planning.quantization_record import CONTROL, Arms, Planned
 from sinkgate.planning.quantization_spec import KVSpec
 from sinkgate.record import Diagnosis
 
-__all__ = ["cache_bytes", "kv_arms", "kv_logits", "passes"]
+__all__ = ["cache_bytes", "kv_arms", "kv_logits"]
 
 GROUP = 32  # tokens that share a key channel's scale
 
@@ -180,24 +181,6 @@ def cache_bytes(model: nn.Module, policy: str | Policy, positions: str = "slots"
         return cache.nbytes()
 
 
-def passes(ids: Sequence[int], policy: Policy) -> list[int]:
-    """Where to cut a text so that every token sees what it would see one by one: behind the pinned ones, and full groups.
-
-    Returns:
-        The ends of the passes.
-    """
-    parts = [p for p in policy.kinds[0].pinned if isinstance(p, Sinks)]
-    row = torch.tensor([list(ids)])
-    pinned = kept_tokens(parts, torch.arange(row.shape[1])[None], row)[0].tolist()
-    ends, filled = [], 0
-    for i, mine in enumerate(pinned):
-        filled += not mine
-        last = mine and not (i + 1 < len(pinned) and pinned[i + 1])
-        if last or (not mine and filled % GROUP == 0):
-            ends.append(i + 1)
-    return sorted({*ends, len(row[0])})
-
-
 @torch.no_grad()
 def kv_logits(model: nn.Module, ids: Sequence[int], spec: KVSpec) -> Tensor:
     """The logits ``[t, V]`` of a text read through the cache of a spec, what is packed at each token being packed.
@@ -207,9 +190,8 @@ def kv_logits(model: nn.Module, ids: Sequence[int], spec: KVSpec) -> Tensor:
     """
     policy = as_policy(spec.policy)
     text = torch.tensor([list(ids)], device=compat.input_device(model))
-    found, start = [], 0
-    with streaming(model, policy, positions=spec.positions) as cache:
-        for end in passes(ids, policy):
+    found = []
+    with opened(), streaming(model, policy, positions=spec.positions) as cache:
+        for start, end in spans(policy, ids):
             found.append(model(text[:, start:end], cache=cache).logits[0])
-            start = end
     return torch.cat(found)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sinkgate.cache.base import Policy
+from sinkgate.cache.per_head import PerHead, PerLayer
 from sinkgate.cache.sizes import human
 from sinkgate.errors import ArgumentError, RecordError
 from sinkgate.files import BROKEN, read_json, save_json, typed
@@ -103,9 +105,44 @@ class Plan:
         self.check(model)
         if self.weights is None:
             return nullcontext()
-        from sinkgate.planning.quantization import apply_quantization
+        from sinkgate.planning.quantization_spec import apply_quantization
 
         return apply_quantization(model, self.weights)
+
+    def torchao(self, model: Any = None) -> dict[str, Any]:
+        """What is done to weights and activations, as a torchao configuration in plain JSON.
+
+        Args:
+            model: to leave out layers that torchao does not know as linear.
+
+        Returns:
+            ``config`` (None where nothing is done to them), ``left_out`` with reasons, ``notes``; see
+            :func:`sinkgate.planning.torchao.torchao_config`, and ``build_torchao`` beside it for the object itself.
+        """
+        from sinkgate.planning.quantization_spec import KVSpec, spec_from_json
+        from sinkgate.planning.torchao import torchao_config
+
+        spec = (
+            KVSpec(self.setting.policy, self.setting.positions)
+            if self.weights is None
+            else spec_from_json(self.weights)
+        )
+        return torchao_config(spec, model)
+
+    def keep_list(self, model: Any = None) -> dict[str, Any]:
+        """What to keep in full precision, and what in more bits than the rest, as plain JSON.
+
+        Args:
+            model: to name also the linear layers that are not quantised at all.
+
+        Returns:
+            ``cache``: ``tokens`` in full precision, ``heads`` and ``layers`` that keep more or in more bits, each with its policy;
+            ``weights``: see :func:`sinkgate.planning.quantization_spec.keep_list`; None where nothing is done to them.
+        """
+        from sinkgate.planning.quantization_spec import keep_list, spec_from_json
+
+        weights = None if self.weights is None else keep_list(spec_from_json(self.weights), model)
+        return {"cache": kept_by(self.setting.value), "weights": weights}
 
     def code(self) -> str:
         """The lines to paste."""
@@ -179,6 +216,14 @@ class Plan:
                         "the plan is damaged: a trial has an unknown state, or losses that are no numbers"
                     )
                 trials.append(Trial.from_json(given))
+            if data["weights"] is not None:
+                from sinkgate.planning.quantization_spec import spec_from_json
+
+                spec_from_json(data["weights"])
+            if data["quantization"] is not None:
+                from sinkgate.planning.quantization_record import QuantizationArms
+
+                QuantizationArms.from_json(data["quantization"])
             found = cls(
                 data["meta"], Request.from_json(data["request"]), data["answer"], Setting.from_json(data["setting"]),
                 data["predicted"], data["measured"], data["baseline"], trials, data["reasons"], data["refused"], data["notes"],
@@ -240,12 +285,30 @@ class Plan:
             lines.append(_row("  in the last quarter", "", _percent(_mean(m["late"]))))
         if m.get("promise") is not None:
             lines.append(_row("  promised for other texts", "", f"≤ {m['promise']:+.2%}"))
+        if m.get("with_weights"):
+            w = m["with_weights"]
+            lines.append(_row("weights", human(w["as_is"]), human(w["bytes"])))
+            lines.append(_row("  perplexity with them", "", _percent(_mean(w["increase"]))))
         if m.get("kl"):
             lines.append(_row("KL, nats a token", "", f"{m['kl']['mean']:.3g}"))
         for title, part in (("Why", self.reasons), ("Refused", self.refused), ("Notes", self.notes)):
             if part:
                 lines += ["", f"{title}:", *(f"  {line}" for line in part)]
         return "\n".join(lines)
+
+
+def kept_by(policy: Policy) -> dict[str, Any]:
+    """Tokens that a policy keeps as the model computes them, and heads and layers that it treats apart."""
+    tokens: list[dict[str, Any]] = []
+    for keep in policy.kinds:
+        whole = keep.storage.bits is None or keep.storage.keep_sinks
+        tokens += [p.to_json() for p in keep.pinned if whole and p.to_json() not in tokens]
+    found: dict[str, Any] = {"policy": str(policy), "tokens": tokens, "heads": [], "layers": []}
+    if isinstance(policy, PerHead):
+        found["heads"] = [{"layer": i, "query_head": h, "policy": str(policy.other)} for i, h in policy.heads]
+    elif isinstance(policy, PerLayer):
+        found["layers"] = [{"layer": i, "policy": str(policy.other)} for i in policy.layers]
+    return found
 
 
 def _row(name: str, before: str, after: str) -> str:

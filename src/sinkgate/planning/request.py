@@ -27,6 +27,7 @@ class Effort:
         tokens: of one text at most; a longer context is promised for texts of so many tokens, and the plan says so.
         screen: tokens of the text on which each layer is tried alone.
         recall: questions for each distance.
+        arms: texts on which fewer bits are compared.
     """
 
     trials: int
@@ -35,12 +36,13 @@ class Effort:
     tokens: int
     screen: int
     recall: int
+    arms: int
 
 
 EFFORTS = {
-    "quick": Effort(8, 2, (4,), 1024, 256, 3),
-    "default": Effort(18, 3, (6, 12), 2048, 512, 5),
-    "thorough": Effort(60, 6, (12, 24, 48), 16384, 1024, 20),
+    "quick": Effort(8, 2, (4,), 1024, 256, 3, 2),
+    "default": Effort(18, 3, (6, 12), 2048, 512, 5, 3),
+    "thorough": Effort(60, 6, (12, 24, 48), 16384, 1024, 20, 12),
 }
 
 

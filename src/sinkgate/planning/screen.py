@@ -66,7 +66,7 @@ def forgetting(
                     total += score(one[: len(part) - 1], part, untouched=other[: len(part) - 1]).kl * (len(part) - 1)
             return total / (tokens - 1)
 
-        found[layer.index] = float(store.get(key, make))
+        found[layer.index] = float(store.measured(key, make))
         if progress is not None:
             progress(done + 1, len(shape.free))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from sinkgate.hf.fetch import cache_dir
 __all__ = ["Store"]
 
 
-class Store:
+class Store(MutableMapping[str, Any]):
     """Results by key, in a file of JSON lines; a line that a kill cut short is as if it were not there.
+
+    What is set is written at once; nothing is ever deleted from the file.
 
     Args:
         fingerprint: of the model; another model has another file.
@@ -39,12 +41,18 @@ class Store:
                 except (ValueError, TypeError):
                     continue
 
-    def get(self, key: str, make: Callable[[], Any]) -> Any:
+    def measured(self, key: str, make: Callable[[], Any]) -> Any:
         """What is known under a key, or what ``make`` gives, which is then known."""
         if key in self.known:
             self.reused += 1
             return self.known[key]
-        value = make()
+        self[key] = value = make()
+        return value
+
+    def __getitem__(self, key: str) -> Any:
+        return self.known[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
         self.known[key] = value
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = (json.dumps([key, value], allow_nan=False) + "\n").encode()
@@ -54,7 +62,15 @@ class Store:
             os.write(file, (b"\n" if torn else b"") + line)
         finally:
             os.close(file)
-        return value
+
+    def __delitem__(self, key: str) -> None:
+        del self.known[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        return len(self.known)
 
     def _ends_whole(self) -> bool:
         with self.path.open("rb") as file:
