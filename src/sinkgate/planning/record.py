@@ -152,7 +152,10 @@ class Plan:
             f"with sg.streaming(loaded.model, {self.setting.policy!r}, positions={self.setting.positions!r}) as cache:"
         )
         body = "loaded.model.generate(**inputs, max_new_tokens=1000, cache=cache)"
-        if self.setting.dense:
+        if self.weights is not None:
+            lines.append('plan = sg.Plan.load("plan.json")')
+            inside = "with plan.apply(loaded.model), plan.streaming(loaded.model) as cache:"
+        elif self.setting.dense:
             return "\n".join([*lines, "loaded.model.generate(**inputs, max_new_tokens=1000)"])
         return "\n".join([*lines, inside, f"    {body}"])
 
