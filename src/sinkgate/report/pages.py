@@ -15,7 +15,13 @@ from sinkgate.report.payloads import payload_of
 
 __all__ = ["FILES", "KINDS", "format_of", "open_record", "write_pages"]
 
-FILES = ("record.json", "stream.json", "recall.json", "effects.json", "plan.json")  # what a folder's record may be called
+FILES = (
+    "record.json",
+    "stream.json",
+    "recall.json",
+    "effects.json",
+    "plan.json",
+)  # what a folder's record may be called
 KINDS = {
     "sinkgate.diagnosis": "diagnosis",
     "sinkgate.comparison": "comparison",

@@ -27,7 +27,9 @@ def plan_payload(plan: Plan) -> dict[str, Any]:
     """
     data: dict[str, Any] = jsonable(plan.to_json())
     frontier = set(plan.frontier)
-    data["trials"] = [_trial(i, t, plan, i in frontier) for i, t in enumerate(plan.trials) if t.nats or t.state != "skipped"]
+    data["trials"] = [
+        _trial(i, t, plan, i in frontier) for i, t in enumerate(plan.trials) if t.nats or t.state != "skipped"
+    ]
     data["counts"] = dict(Counter(t.state for t in plan.trials))
     data["quantization"] = _places(plan.quantization) or None
     sentences = [*plan.reasons, *plan.refused, *plan.notes, *(t["why"] for t in data["trials"])]
@@ -40,7 +42,13 @@ def _trial(i: int, trial: Trial, plan: Plan, best: bool) -> dict[str, Any]:
     data: dict[str, Any] = jsonable(trial.to_json())
     for name in ("choice", "nats", "late"):
         del data[name]
-    return data | {"index": i, "texts": len(trial.nats), "lately": jsonable(lately), "frontier": best, "chosen": trial.setting == plan.setting}
+    return data | {
+        "index": i,
+        "texts": len(trial.nats),
+        "lately": jsonable(lately),
+        "frontier": best,
+        "chosen": trial.setting == plan.setting,
+    }
 
 
 def _increase(nats: float) -> float:
@@ -62,7 +70,9 @@ def _places(found: Any) -> list[dict[str, Any]]:
             if isinstance(arm, dict) and isinstance(arm.get("name"), str):
                 here["arms"].append(_arm(arm))
         base = next((arm for arm in given if isinstance(arm, dict) and _numbers(arm.get("rises"))), None)
-        for made, arm in zip(here["arms"], (a for a in given if isinstance(a, dict) and isinstance(a.get("name"), str)), strict=False):
+        for made, arm in zip(
+            here["arms"], (a for a in given if isinstance(a, dict) and isinstance(a.get("name"), str)), strict=False
+        ):
             if made["beside"] is None and base is not None and arm is not base:
                 made["beside"] = _paired(arm.get("rises"), base["rises"])
     skipped = found.get("skipped")
@@ -118,7 +128,9 @@ def _mean(value: Any) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e300
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and abs(value) < 1e300
+    )
 
 
 def _numbers(values: Any) -> bool:

@@ -69,7 +69,7 @@ export function frontierChart(width, payload, view, label) {
   const left = Math.max(40, 10 + 6.6 * Math.max(...yticks.map((v) => percent(v).length))), right = 16, foot = 42, legend = [];
   // what the marks mean, as many to a line as there is room for
   const entries = [...["plan", "kept", "refuted", "other", "baseline", "dense"].filter((shape) => there.has(shape)).map((shape) => [names[shape], (x, y) => SHAPES[shape](x + 8, y, tints.length ? step(VIRIDIS, 0.5) : "var(--content)")]),
-    [t("no other measured one beats it"), (x, y) => s("path", { class: "plan-front", d: `M${x} ${y}h16` })], ...(number(tolerance) ? [[t("the tolerance, {n}", { n: signed(tolerance) }), (x, y) => s("path", { class: "plan-limit", d: `M${x} ${y}h16` })]] : []),
+    [t("no other measured one beats it"), (x, y) => s("path", { class: "plan-front", d: `M${x} ${y}h16` })], ...(number(tolerance) ? [[view.y === "late" ? t("the tolerance, of whole texts, {n}", { n: signed(tolerance) }) : t("the tolerance, {n}", { n: signed(tolerance) }), (x, y) => s("path", { class: "plan-limit", d: `M${x} ${y}h16` })]] : []),
     ...(inBytes && number(budget) ? [[t("the budget, {n}", { n: bytes(budget) }), (x, y) => s("path", { class: "plan-limit budget", d: `M${x} ${y}h16` })]] : [])];
   let lx = 0, ly = 30;
   for (const [name, mark] of entries) {

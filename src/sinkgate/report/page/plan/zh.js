@@ -19,7 +19,7 @@ learn("zh", {
   // frontier.js
   "the plan, verified": "计划，经验证", "recent + sinks(4) of the same bytes, verified": "同样字节数的 recent + sinks(4)，经验证", "as it is": "原样", "kept, when tuned": "调优时守住", "trial {n}": "试验 {n}", "trial {n}, the plan when tuned": "试验 {n}，调优时的计划",
   "{n} text": "{n} 段文本", "{n} texts": "{n} 段文本", "on the frontier": "在前沿上", "No setting has a loss of its last quarter.": "没有设置记录最后四分之一的损失。", "No setting was measured.": "没有测量任何设置。",
-  "no other measured one beats it": "其他测得的都不胜过它", "the tolerance, {n}": "容限 {n}", "the budget, {n}": "预算 {n}", "a step, predicted: {low} to {high}": "每步（预测）：{low} 至 {high}", "cache: {low} to {high}": "缓存：{low} 至 {high}",
+  "no other measured one beats it": "其他测得的都不胜过它", "the tolerance, {n}": "容限 {n}", "the tolerance, of whole texts, {n}": "整段文本的容限 {n}", "the budget, {n}": "预算 {n}", "a step, predicted: {low} to {high}": "每步（预测）：{low} 至 {high}", "cache: {low} to {high}": "缓存：{low} 至 {high}",
   "perplexity increase": "困惑度增幅", "perplexity increase in the last quarter of a text": "文本最后四分之一的困惑度增幅", "bytes of the cache, predicted (log)": "缓存字节数，预测（对数）", "milliseconds of a step, predicted": "每步毫秒数，预测",
   "What each setting weighs and costs": "各设置的大小与代价", "The table below has the same numbers.": "下面的表格有同样的数字。",
   "Circles are trials, on the texts that were tuned on; a ring is one that no other beats in loss, bytes and milliseconds at once, a double ring the plan. The plan and what stands beside it are drawn once more where other texts put them, with their 95% intervals.":
