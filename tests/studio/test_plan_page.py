@@ -568,6 +568,8 @@ DAMAGE: dict[str, Callable[[Any], Any]] = {
     "a version": lambda d: d["meta"].update(versions={"torch": 2}),
     "a text": lambda d: d["meta"]["texts"].update(tune=["x"]),
     "recall": lambda d: d["recall"].update(arms=[{}]),
+    "recall's distance": lambda d: d["recall"]["arms"][0]["result"]["outcomes"][0].update(distance=-1),
+    "recall's chance": lambda d: d["recall"]["arms"][0]["result"]["outcomes"][0].update(chance=1e308),
     "recall's edges": lambda d: d["recall"]["meta"].update(edges=[5, 1]),
 }
 

@@ -69,9 +69,11 @@ def check_parts(data: Mapping[str, Any]) -> None:
             _numbers(f"a trial: {name}", given[name])
     if data["recall"] is not None:
         try:
-            RecallRun.from_json(data["recall"])
+            recall = RecallRun.from_json(data["recall"])
         except RecordError as err:
             raise RecordError(f"the plan is damaged: its recall: {err}") from err
+        if not all(o.distance >= 0 and 0 <= o.chance <= 1 for arm in recall.arms for o in arm.result.outcomes):
+            raise RecordError("the plan is damaged: its recall: a distance below 0, or a chance that is none")
 
 
 def _meta(meta: Mapping[str, Any]) -> None:
