@@ -249,7 +249,7 @@ def test_the_answer_the_lines_and_the_figures(watched: Watched, address: str) ->
     assert "the perplexity changes by +1.00%" in said
     assert page.evaluate("document.querySelector('#plan-code').textContent") == change().code()
     figures = {
-        row: page.inner_text(f'[data-figure="{row}"]')
+        row: texts(page, f'[data-figure="{row}"]')[0]
         for row in ("bytes", "measured-bytes", "measured-milliseconds", "increase", "late", "promise")
     }
     assert figures == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from sinkgate.files import jsonable
 from sinkgate.planning.promise import mean_of
@@ -133,5 +133,5 @@ def _number(value: Any) -> bool:
     )
 
 
-def _numbers(values: Any) -> bool:
+def _numbers(values: Any) -> TypeGuard[Sequence[float]]:
     return isinstance(values, list | tuple) and bool(values) and all(_number(v) for v in values)

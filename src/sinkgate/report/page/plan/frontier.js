@@ -42,7 +42,7 @@ const SHAPES = {
   other: (x, y) => s("rect", { class: "plan-other", x: x - 4, y: y - 4, width: 8, height: 8 }),
 };
 const shapeOf = (point) => (point.kind !== "trial" ? point.kind : point.state === "kept" || point.state === "refuted" ? point.state : "other");
-const NAMES = () => ({ plan: t("the plan, verified"), baseline: t("recent + sinks(4) of the same bytes, verified"), dense: t("as it is"), kept: t("kept, when tuned"), refuted: t("refuted"), other: t("failed") });
+const NAMES = () => ({ plan: t("the plan, verified"), baseline: t("recent + sinks(4) of the same bytes, verified"), dense: t("as it is"), kept: t("kept, when tuned"), refuted: t("refuted"), other: t("failed, or out of memory") });
 
 /** What a point says, as lines. */
 function lines(payload, point, view) {
@@ -142,7 +142,8 @@ function reading(svg, points, place, lines, { top, H }) {
 export function frontierFigure(payload, view) {
   const title = t("What each setting weighs and costs"), points = pointsOf(payload, view), [y0, y1] = points.length ? rangeOf(points, payload.request.max_increase) : [0, 0], beyond = points.filter((p) => p.y > y1 || p.y < y0).length;
   const label = `${t("{title}. Arrow keys read the values.", { title })} ${t("The table below has the same numbers.")}`;
-  const note = [t("Circles are trials, on the texts that were tuned on; a ring is one that no other beats in loss, bytes and milliseconds at once, a double ring the plan. The plan and what stands beside it are drawn once more where other texts put them, with their 95% intervals."),
+  const note = [t("Circles are trials, on the texts that were tuned on; a ring is one that no other beats in loss, bytes and milliseconds at once; struck ones broke the tolerance."),
+    points.some((p) => p.kind === "plan") ? t("A second ring marks the plan; it and what stands beside it are drawn once more where other texts put them, with their 95% intervals.") : "",
     beyond ? t("Arrows at the edge: {n} far beyond it.", { n: beyond }) : "", view.x === "ms" ? t("Milliseconds are those of the fitted model of a step; the step that was measured is in the figures above.") : ""].filter(Boolean).join(" ");
   const data = () => [[t("mark"), t("trial"), t("keeps"), t("bytes"), t("milliseconds"), t("increase"), t("low"), t("high"), t("texts"), t("state")],
     ...points.map((p) => [NAMES()[shapeOf(p)], p.trial?.number ?? "", short(p.trial?.setting.policy ?? "", 400), view.x === "bytes" ? p.x : p.tint, view.x === "bytes" ? p.tint : p.x, p.y, p.low, p.high, p.n, p.state ? stateName(p.state) : ""])];

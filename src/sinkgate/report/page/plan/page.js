@@ -28,7 +28,7 @@ function answer(payload) {
 function asked({ request: r, meta }) {
   const goal = { memory: t("memory"), latency: t("latency"), quality: t("quality") }[r.goal ?? (number(r.max_increase) ? "memory" : "quality")];
   return [number(r.budget) ? t("at most {n} of keys and values", { n: bytes(r.budget) }) : "", number(r.max_increase) ? t("perplexity at most {n} higher", { n: signed(r.max_increase).slice(1) }) : "", number(r.weight_budget) ? t("at most {n} of weights", { n: bytes(r.weight_budget) }) : "",
-    t("{n} tokens", { n: fmt(meta.context) }) + (r.batch > 1 ? ` × ${fmt(r.batch)}` : ""), t("goal: {goal}", { goal }), t("effort: {effort}", { effort: { quick: t("quick"), default: t("default"), thorough: t("thorough") }[r.effort] ?? short(r.effort) }), t("seed {n}", { n: fmt(r.seed) })].filter(Boolean).join("; ");
+    t("{n} tokens", { n: fmt(meta.context) }) + (r.batch > 1 ? ` × ${fmt(r.batch)}` : ""), t("goal: {goal}", { goal }), t("effort: {effort}", { effort: { quick: t("quick"), default: t("default"), thorough: t("thorough") }[r.effort] ?? short(r.effort) }), t("seed {n}", { n: fmt(r.seed) })].filter(Boolean).join(language() === "zh" ? "；" : "; ");
 }
 
 function paste(payload) {

@@ -28,7 +28,7 @@ export function beforeAfter(payload) {
   if (mean(m.agreement)) row(t("same most likely token"), DASH, spread(m.agreement, (v) => `${(100 * v).toFixed(1)}%`), count(m.agreement.n), "agreement");
   const box = table({ caption: t("As it is, and with the plan"), name: "plan", rows, columns: [
     { head: t("quantity"), get: (r) => r.what, show: (r) => r.what, rowhead: true }, { head: t("as it is"), get: (r) => r.before, show: (r) => r.before, num: true },
-    { head: leave ? t("the plan: leave it") : t("the plan"), get: (r) => r.after, show: (r) => h("b", { "data-figure": r.id }, r.after), num: true }, { head: t("beside"), get: (r) => r.note, show: (r) => r.note, wide: true }] });
+    { head: leave ? t("the plan: leave it") : t("the plan"), get: (r) => r.after, show: (r) => h("b", { "data-figure": r.id }, r.after.split(/ (?=\[)/).map((part, i) => (i ? h("small", { class: "plan-interval" }, ` ${part}`) : part))), num: true }, { head: t("beside"), get: (r) => r.note, show: (r) => r.note, wide: true }] });
   box.id = "plan-before-after";
   return box;
 }

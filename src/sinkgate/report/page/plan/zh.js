@@ -17,13 +17,14 @@ learn("zh", {
   // data.js
   "held": "守住", "refuted": "被否定", "skipped": "未测量", "failed": "失败", "out of memory": "内存不足",
   // frontier.js
-  "the plan, verified": "计划，经验证", "recent + sinks(4) of the same bytes, verified": "同样字节数的 recent + sinks(4)，经验证", "as it is": "原样", "kept, when tuned": "调优时守住", "trial {n}": "试验 {n}", "trial {n}, the plan when tuned": "试验 {n}，调优时的计划",
+  "the plan, verified": "计划，经验证", "recent + sinks(4) of the same bytes, verified": "同样字节数的 recent + sinks(4)，经验证", "as it is": "原样", "failed, or out of memory": "失败或内存不足", "kept, when tuned": "调优时守住", "trial {n}": "试验 {n}", "trial {n}, the plan when tuned": "试验 {n}，调优时的计划",
   "{n} text": "{n} 段文本", "{n} texts": "{n} 段文本", "on the frontier": "在前沿上", "No setting has a loss of its last quarter.": "没有设置记录最后四分之一的损失。", "No setting was measured.": "没有测量任何设置。",
   "no other measured one beats it": "其他测得的都不胜过它", "the tolerance, {n}": "容限 {n}", "the tolerance, of whole texts, {n}": "整段文本的容限 {n}", "the budget, {n}": "预算 {n}", "a step, predicted: {low} to {high}": "每步（预测）：{low} 至 {high}", "cache: {low} to {high}": "缓存：{low} 至 {high}",
   "perplexity increase": "困惑度增幅", "perplexity increase in the last quarter of a text": "文本最后四分之一的困惑度增幅", "bytes of the cache, predicted (log)": "缓存字节数，预测（对数）", "milliseconds of a step, predicted": "每步毫秒数，预测",
   "What each setting weighs and costs": "各设置的大小与代价", "The table below has the same numbers.": "下面的表格有同样的数字。",
-  "Circles are trials, on the texts that were tuned on; a ring is one that no other beats in loss, bytes and milliseconds at once, a double ring the plan. The plan and what stands beside it are drawn once more where other texts put them, with their 95% intervals.":
-    "圆点是在调优文本上的试验；带环的是在损失、字节和毫秒上没有其他设置同时胜过的，双环是计划。计划及其对照另按其他文本的结果再画一次，带 95% 区间。",
+  "Circles are trials, on the texts that were tuned on; a ring is one that no other beats in loss, bytes and milliseconds at once; struck ones broke the tolerance.":
+    "圆点是在调优文本上的试验；带环的是在损失、字节和毫秒上没有其他设置同时胜过的；打叉的超出了容限。",
+  "A second ring marks the plan; it and what stands beside it are drawn once more where other texts put them, with their 95% intervals.": "外加一环的是计划；它和对照另按其他文本的结果再画一次，带 95% 区间。",
   "Arrows at the edge: {n} far beyond it.": "边缘的箭头：{n} 个远在图外。", "Milliseconds are those of the fitted model of a step; the step that was measured is in the figures above.": "毫秒数来自拟合的每步模型；实测的每步用时见上表。",
   "mark": "标记", "trial": "试验", "increase": "增幅", "texts": "文本数",
   // figures.js
