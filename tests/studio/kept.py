@@ -13,12 +13,14 @@ from report.comparisons import comparison
 from sinkgate.evaluate.recall_record import RecallArm, RecallRun
 from sinkgate.evaluate.recall_score import Outcome, RecallResult
 from sinkgate.evaluate.stream_record import StreamArm, StreamRecord
+from studio.plans import change
 from studio.records import diagnosis as drawn
 from studio.records import effects
 
-KINDS = ("diagnosis", "comparison", "stream", "recall", "effects")
+KINDS = ("diagnosis", "comparison", "stream", "recall", "effects", "plan")
 NAMES = {
     "diagnosis": "record.json", "comparison": "record.json", "stream": "stream.json", "recall": "recall.json", "effects": "effects.json",
+    "plan": "plan.json",
 }  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def keep(kind: str, folder: Path) -> Path:
     if kind == "diagnosis":
         return Path(diagnosis().save(folder)) / "record.json"
     made: Any = {
-        "comparison": lambda: comparison(2, 2, (1e-3,), steps=20), "stream": stream, "recall": recall, "effects": lambda: effects(drawn()),
+        "comparison": lambda: comparison(2, 2, (1e-3,), steps=20), "stream": stream, "recall": recall, "effects": lambda: effects(drawn()), "plan": change,
     }[kind]()  # fmt: skip
     return Path(made.save(folder / NAMES[kind]))
 

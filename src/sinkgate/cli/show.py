@@ -16,7 +16,8 @@ NAMES = (
     "stream.json",
     "recall.json",
     "effects.json",
-)  # of a diagnosis or a comparison, of a stream's perplexity, of its recall, of what acts did
+    "plan.json",
+)  # of a diagnosis or a comparison, of a stream's perplexity, of its recall, of what acts did, of a plan
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         return _shown(args, Comparison.load(path))
     if kind == "sinkgate.effects":
         return _effects(args, path)
+    if kind == "sinkgate.plan":
+        return _plan(args, path)
     from sinkgate.cli.diagnose import summary
     from sinkgate.record import Diagnosis
 
@@ -83,6 +86,17 @@ def _effects(args: argparse.Namespace, path: Path) -> int:
         )
     effects = Effects.load(path)
     print(json.dumps(summary(effects), ensure_ascii=False, indent=1) if args.json else effects)
+    return 0
+
+
+def _plan(args: argparse.Namespace, path: Path) -> int:
+    from sinkgate.planning.record import Plan
+    from sinkgate.report.pages import write_pages
+
+    plan = Plan.load(path)
+    if args.html:
+        write_pages([(plan.meta["model"]["name"], plan)], args.html)
+    print(json.dumps(plan.to_json(), ensure_ascii=False, indent=1) if args.json else plan)
     return 0
 
 

@@ -17,6 +17,7 @@ from sinkgate.planning.promise import Mean
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
 from sinkgate.planning.setting import Setting
+from sinkgate.planning.sound import check_parts
 
 __all__ = ["ANSWERS", "Plan"]
 
@@ -167,7 +168,7 @@ class Plan:
         points = [
             (i, t.increase.mean, t.bytes, t.milliseconds or 0.0)
             for i, t in enumerate(self.trials)
-            if t.increase is not None
+            if t.increase is not None and t.state in ("kept", "refuted")
         ]
 
         def beaten(p: tuple[int, float, int, float]) -> bool:
@@ -227,6 +228,7 @@ class Plan:
                 from sinkgate.planning.quantization_record import QuantizationArms
 
                 QuantizationArms.from_json(data["quantization"])
+            check_parts(data)
             found = cls(
                 data["meta"], Request.from_json(data["request"]), data["answer"], Setting.from_json(data["setting"]),
                 data["predicted"], data["measured"], data["baseline"], trials, data["reasons"], data["refused"], data["notes"],

@@ -62,7 +62,7 @@ class Entry:
 
     Attributes:
         id: how the address names it.
-        kind: "diagnosis", "comparison", "stream" or "effects".
+        kind: "diagnosis", "comparison", "stream", "recall", "effects" or "plan".
         name: as it is shown.
         payload: what its page draws; None when a server is asked for it.
     """

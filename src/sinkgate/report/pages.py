@@ -15,13 +15,20 @@ from sinkgate.report.payloads import payload_of
 
 __all__ = ["FILES", "KINDS", "format_of", "open_record", "write_pages"]
 
-FILES = ("record.json", "stream.json", "recall.json", "effects.json")  # what a folder's record may be called
+FILES = (
+    "record.json",
+    "stream.json",
+    "recall.json",
+    "effects.json",
+    "plan.json",
+)  # what a folder's record may be called
 KINDS = {
     "sinkgate.diagnosis": "diagnosis",
     "sinkgate.comparison": "comparison",
     "sinkgate.stream": "stream",
     "sinkgate.recall_run": "recall",
     "sinkgate.effects": "effects",
+    "sinkgate.plan": "plan",
 }
 
 
@@ -58,6 +65,10 @@ def open_record(path: Path) -> Any:
         from sinkgate.interventions.effects import Effects
 
         return Effects.load(path)
+    if kind == "plan":
+        from sinkgate.planning.record import Plan
+
+        return Plan.load(path)
     from sinkgate.record import Diagnosis
 
     return Diagnosis.load(path)  # and what is no record at all is refused there, by name
@@ -83,5 +94,6 @@ def _kind(record: Any) -> str:
         "StreamRecord": "stream",
         "RecallRun": "recall",
         "Effects": "effects",
+        "Plan": "plan",
     }
     return names[type(record).__name__]

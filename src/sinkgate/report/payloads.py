@@ -25,6 +25,10 @@ def payload_of(record: Any) -> dict[str, Any]:
         from sinkgate.report.lab_payload import lab_payload
 
         return lab_payload(record)
+    if type(record).__module__ == "sinkgate.planning.record":  # likewise
+        from sinkgate.report.plan_payload import plan_payload
+
+        return plan_payload(record)
     from sinkgate.files import jsonable
 
     found: dict[str, Any] = jsonable(record.to_json())

@@ -60,7 +60,7 @@ function addressOf(state, page) {
 }
 
 function start(payload) {
-  const context = contextOf(payload), pages = PAGES.filter((page) => page.id !== "model" || context.of("diagnosis").length);
+  const context = contextOf(payload), pages = PAGES.filter((page) => !page.kind || context.of(page.kind).length);
   let state = {}, page = null, building = 0;
   context.state = () => state;
 
