@@ -20,6 +20,7 @@ NAMES = (
     "lab_comparison",
     "callback",
     "studio",
+    "kvpress",
 )
 
 for name in sys.argv[1:] or NAMES:
