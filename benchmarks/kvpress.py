@@ -88,7 +88,7 @@ def run(argv: Sequence[str]) -> None:
     for name, (pattern, scheme) in OURS.items():
         for kept in BUDGETS:
             if f"{name} {kept}" not in found["policies"]:
-                policy = fitted(model, pattern, scheme, kept * found["token_bytes"])
+                policy = fitted(model.config, pattern, scheme, kept)
                 found["policies"][f"{name} {kept}"] = {"policy": policy, "positions": scheme}
     found["policies"].update(plans)
     texts = chosen(loaded.tokenizer, asked.texts)
@@ -150,6 +150,20 @@ def token_bytes(config: Any) -> int:
     return kv_bytes_per_token(config.num_hidden_layers, config.num_key_value_heads, size, item=4)
 
 
+def one_layer(config: Any) -> Any:
+    """A small model of one layer with the same keys and values, to ask for the size of caches."""
+    import copy
+
+    from transformers import AutoModelForCausalLM
+
+    small = copy.deepcopy(config)
+    small.num_hidden_layers, small.vocab_size, small.intermediate_size = 1, 64, 16
+    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    if getattr(small, "layer_types", None):
+        small.layer_types = small.layer_types[:1]
+    return AutoModelForCausalLM.from_config(small).eval()
+
+
 def allocated(model: Any, policy: str, scheme: str) -> int:
     """Bytes of a cache once its sinks are in it and one token more."""
     import torch
@@ -162,12 +176,17 @@ def allocated(model: Any, policy: str, scheme: str) -> int:
         return cache.nbytes()
 
 
-def fitted(model: Any, pattern: str, scheme: str, budget: int) -> str:
-    """The policy with the most recent tokens whose cache, as allocated, fits into the bytes."""
-    low, high = 1, 8 * budget // token_bytes(model.config) + 1  # the first fits; more than eight times as many cannot
+def fitted(config: Any, pattern: str, scheme: str, kept: int) -> str:
+    """The policy with the most recent tokens whose cache, as allocated, fits into the bytes of so many tokens."""
+    small = one_layer(config)
+    budget, low, high = (
+        kept * token_bytes(small.config),
+        1,
+        8 * kept + 1,
+    )  # 4 bits cannot hold more than eight times as many
     while high - low > 1:
         middle = (low + high) // 2
-        if allocated(model, pattern.format(n=middle), scheme) <= budget:
+        if allocated(small, pattern.format(n=middle), scheme) <= budget:
             low = middle
         else:
             high = middle
