@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from benchmarks.tables import result, signed, table
@@ -66,13 +67,10 @@ def sizes(chinese: bool) -> str:
     dense = found["summary"]["arms"]["dense"]
     rows = [["everything", *[_kib(dense)] * len(found["budgets"]), "1"]]
     for name, row in _rows(found).items():
-        times = ", ".join(f"{x:.2f}" for x in sorted({r["seconds_over_dense"] for r in row.values()}))
-        low, _, high = times.partition(", ")
-        rows.append(
-            [NAMES.get(name, name), *(_kib(row[b]) if b in row else "–" for b in found["budgets"]),
-             low if not high else f"{low} to {high.rpartition(', ')[2]}"]
-        )  # fmt: skip
-    return table([*_head(found, "KiB at the first question → at the end"), "time over everything's"], rows)
+        cells = (_kib(row[b]) if b in row else "–" for b in found["budgets"])
+        time = statistics.median(r["cpu_over_dense"] for r in row.values() if r["cpu_over_dense"] is not None)
+        rows.append([NAMES.get(name, name), *cells, f"{time:.2f}"])
+    return table([*_head(found, "KiB at the first question → at the end"), "processor time over everything's"], rows)
 
 
 def _kib(row: dict[str, Any]) -> str:
@@ -80,4 +78,20 @@ def _kib(row: dict[str, Any]) -> str:
     return f"{first} → {end}"
 
 
-TABLES = {"kvpress": losses, "kvpress_against": against, "kvpress_bytes": sizes}
+def other_models(chinese: bool) -> str:
+    """What the presses do with a model that has sliding windows."""
+    rows = []
+    for model, found in result("kvpress")["others"].items():
+        for name, row in found["presses"].items():
+            rows.append([model, "yes" if found["in_its_list"] else "no", SHORT[name], *(_did(row[how], found["layers"]) for how in ("with", "without"))])  # fmt: skip
+    return table(["model", "in its list", "press", "cache with the model's windows", "plain cache"], rows)
+
+
+def _did(row: dict[str, Any], layers: list[str]) -> str:
+    if "error" in row:
+        return f"`{row['error']}`"
+    held = {kind: sorted({n for n, k in zip(row["held"], layers, strict=True) if k == kind}) for kind in set(layers)}
+    return "; ".join(f"{kind.split('_')[0]} layers keep {', '.join(map(str, n))}" for kind, n in sorted(held.items()))
+
+
+TABLES = {"kvpress_others": other_models, "kvpress": losses, "kvpress_against": against, "kvpress_bytes": sizes}

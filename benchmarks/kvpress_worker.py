@@ -94,18 +94,37 @@ class Worker:
         }
 
     def timed(self, ids: list[int], prefix: int, kept: int, sinks: int, pass_tokens: int) -> dict[str, Any]:
-        """Seconds of reading and scoring, one after the other in this process, and the losses."""
+        """Processor seconds of reading and scoring, one after the other in this process, and the losses."""
         from contextlib import nullcontext
 
         found = {}
         for name, press in {"dense": None, **presses(self.kvpress, kept, prefix, sinks)}.items():
-            start = time.perf_counter()
+            start = time.process_time()
             cache = self.transformers.DynamicCache()
             with nullcontext() if press is None else press(self.model):
                 self.model.model(input_ids=self.torch.tensor([ids[:prefix]]), past_key_values=cache)
             row = self.scored(cache, ids, prefix, start_of(name, cache, prefix), pass_tokens)
             key = name if press is None else f"{name} {kept}"
-            found[key] = row | {"seconds": round(time.perf_counter() - start, 3)}
+            found[key] = row | {"seconds": round(time.process_time() - start, 3)}
+        return found
+
+    def tried(self, ids: list[int], prefix: int, sinks: int, pass_tokens: int) -> dict[str, Any]:
+        """Whether each press runs on this model at all, half of the prefix kept: tokens held by layer, or its error."""
+        found: dict[str, Any] = {"in_its_list": isinstance(self.model, self.kvpress.SUPPORTED_MODELS), "presses": {}}
+        found["layers"] = getattr(self.model.config, "layer_types", None)
+        for name, press in presses(self.kvpress, prefix // 2, prefix, sinks).items():
+            row = found["presses"].setdefault(name, {})
+            for how, cache in {
+                "with": self.transformers.DynamicCache(config=self.model.config), "without": self.transformers.DynamicCache()
+            }.items():  # fmt: skip
+                try:
+                    with press(self.model):
+                        self.model.model(input_ids=self.torch.tensor([ids[:prefix]]), past_key_values=cache)
+                    held = [layer.keys.shape[2] for layer in cache.layers]
+                    self.scored(cache, ids, prefix, start_of(name, cache, prefix), pass_tokens)
+                    row[how] = {"held": held}
+                except Exception as err:  # noqa: BLE001 - what it cannot do is the answer
+                    row[how] = {"error": f"{type(err).__name__}: {str(err).splitlines()[0]}"}
         return found
 
     def scored(self, cache: Any, ids: list[int], prefix: int, position: int, pass_tokens: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_bytes_are_equal_at_the_first_question(found: dict[str, Any]) -> None:
 
 def test_a_summary_pairs_text_by_text() -> None:
     found = kvpress.begun() | {"token_bytes": 10, "policies": {"plan x": {"policy": "recent(9)", "positions": "slots"}}}
-    found["timing"] = {"seconds_over_dense": {n: [1.0] for n in kvpress.THEIRS}}
+    found["timing"] = {"cpu_over_dense": {n: [1.0] for n in kvpress.THEIRS}}
     for i in range(3):
         arms = {
             f"{n} {k}": {"loss": 2.0 + i, "bytes_first": 10 * k, "bytes_end": 10 * k}
@@ -74,7 +74,7 @@ def test_a_summary_pairs_text_by_text() -> None:
             for n in kvpress.THEIRS
         }
         same = {"loss": 1.5 + i, "bytes_first": 20480, "bytes_end": 20480}
-        plan = {"loss": 1.75 + i, "bytes_first": 2000, "bytes_end": 2000, "seconds_over_dense": 0.5}
+        plan = {"loss": 1.75 + i, "bytes_first": 2000, "bytes_end": 2000, "cpu_over_dense": 0.5}
         found["texts"].append({"source": str(i), "arms": {**arms, "dense": same, "dense of kvpress": same, "plan x": plan}})  # fmt: skip
     found["texts"].append({"source": "unfinished", "arms": {"dense": same}})
     summary = kvpress.summary(found)
@@ -84,7 +84,7 @@ def test_a_summary_pairs_text_by_text() -> None:
     assert row["budget"] == 256  # the smallest that holds its bytes
     assert row["over_dense"]["mean"] == 0.25
     assert row["over"]["expected"]["mean"] == -0.25
-    assert row["seconds_over_dense"] == 0.5
+    assert row["cpu_over_dense"] == 0.5
 
 
 def test_a_plan_is_read_by_its_policy(tmp_path: Path) -> None:
