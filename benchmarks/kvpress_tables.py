@@ -71,8 +71,9 @@ def reading(chinese: bool) -> str:
                 f"interval decides {less + more} ({less} for sinkgate, {more} for kvpress)."
             )
     texts = found["summary"]["texts"]
-    few = f" With {texts} texts the intervals are wide: a mean is not a finding." if texts < 6 else ""
-    return "\n".join(lines) + ("\n\n" + few.strip() if few else "")
+    if texts < 6:
+        lines.append(f"- With {texts} texts the intervals are wide: a mean is not a finding.")
+    return "\n".join(lines)
 
 
 def sizes(chinese: bool) -> str:
@@ -96,9 +97,10 @@ def other_models(chinese: bool) -> str:
     """What the presses do with a model that has sliding windows."""
     rows = []
     for model, found in result("kvpress")["others"].items():
-        for name, row in found["presses"].items():
-            rows.append([model, "yes" if found["in_its_list"] else "no", SHORT[name], *(_did(row[how], found["layers"]) for how in ("with", "without"))])  # fmt: skip
-    return table(["model", "in its list", "press", "cache with the model's windows", "plain cache"], rows)
+        for name in ("streaming", "expected"):
+            row = found["presses"][name]
+            rows.append([model, SHORT[name], *(_did(row[how], found["layers"]) for how in ("with", "without"))])  # fmt: skip
+    return table(["model", "press", "cache with the model's windows", "plain cache"], rows)
 
 
 def _did(row: dict[str, Any], layers: list[str]) -> str:

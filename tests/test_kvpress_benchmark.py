@@ -66,6 +66,13 @@ def test_bytes_are_equal_at_the_first_question(found: dict[str, Any]) -> None:
     assert arms["dense"]["bytes_first"] == found["prefix"] * token
 
 
+def test_the_page_says_what_the_result_says_of_sliding_windows(found: dict[str, Any]) -> None:
+    other = found["others"][kvpress.OTHER]
+    assert not other["in_its_list"]
+    assert "sliding_attention" in other["layers"]
+    assert set(other["presses"]) == set(kvpress.THEIRS)
+
+
 def test_a_summary_pairs_text_by_text() -> None:
     found = kvpress.begun() | {"token_bytes": 10, "policies": {"plan x": {"policy": "recent(9)", "positions": "slots"}}}
     found["timing"] = {"cpu_over_dense": {n: [1.0] for n in kvpress.THEIRS}}
