@@ -21,6 +21,7 @@ NAMES = (
     "callback",
     "studio",
     "plan",
+    "kvpress",
 )
 
 for name in sys.argv[1:] or NAMES:

@@ -15,6 +15,7 @@ from typing import Any
 from experiments.tables import TABLES as EXPERIMENTS
 
 from benchmarks.common import result
+from benchmarks.kvpress_tables import TABLES as KVPRESS
 from benchmarks.plan_tables import TABLES as PLANS
 from benchmarks.stream_tables import TABLES as STREAMS
 from benchmarks.tables import TABLES as MORE
@@ -30,6 +31,7 @@ DOCUMENTS = (
     "docs/interventions.md",
     "docs/outlets.md",
     "docs/streaming.md",
+    "docs/kvpress.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "experiments").glob("*.md")),
     "docs/watching.md",
     "docs/lab.md",
@@ -197,6 +199,7 @@ TABLES: dict[str, Callable[[bool], str]] = {
     **MORE,
     **STREAMS,
     **PLANS,
+    **KVPRESS,
     **EXPERIMENTS,
 }
 

@@ -59,7 +59,7 @@ def plan_file(model_dir: str, texts: list[str], own_cache: Path, tmp_path_factor
 
 
 def test_what_it_writes(plan_file: Path, model_dir: str) -> None:
-    assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.json", "report.html"]
+    assert sorted(p.name for p in plan_file.parent.iterdir()) == ["keep.json", "plan.json", "report.html"]
     plan = sg.Plan.load(plan_file)
     assert plan.answer == "change"
     assert plan.request.max_increase == 0.5
