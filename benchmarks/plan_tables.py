@@ -16,9 +16,9 @@ def _percent(row: dict[str, Any]) -> str:
 def promise(chinese: bool) -> str:
     """What held on the held-out texts."""
     found = result("plan")
-    texts, limit = found["held_out"], f"{found['tolerance']:.0%}"
+    texts = found["held_out"]
     head = (
-        ["模型", "搜索", "方案", f"困惑度变化，{texts} 篇留出文本（95% 区间；上界，界限 {limit}）", "承诺", "兑现"]
+        ["模型", "允许", "方案", f"困惑度变化，{texts} 篇留出文本（95% 区间；上界）", "承诺", "兑现"]
         if chinese
         else [
             "model",
@@ -36,7 +36,7 @@ def promise(chinese: bool) -> str:
             rows.append(
                 [
                     name,
-                    str(s["seed"]),
+                    f"{s['tolerance']:.0%}",
                     f"`{_short(s['setting'])}`",
                     _percent(s["increase"]),
                     promised,
@@ -55,7 +55,8 @@ def grid(chinese: bool) -> str:
             "搜索",
             "方案 MiB",
             "全部缓存 MiB",
-            "与网格最佳之比（界限 1.2）",
+            "网格中最轻且满足者",
+            "与之之比（界限 1.2）",
             "比同字节的 recent + sinks(4) 多损失（nat，95% 区间）",
         ]
         if chinese
@@ -64,30 +65,31 @@ def grid(chinese: bool) -> str:
             "search",
             "plan, MiB",
             "whole cache, MiB",
-            "over the grid's lightest (asked ≤ 1.2)",
+            "the grid's lightest that keeps it",
+            "over its bytes (asked ≤ 1.2)",
             "loses more than recent + sinks(4) of the same bytes (nats, 95% interval)",
         ]
     )
     rows = []
     for name, model in found["models"].items():
-        best = model["grid"]["best"]
         for s in model["searches"]:
             d = s.get("plain", {}).get("difference")
             over = "–" if s["over_grid"] is None else f"{s['over_grid']:.2f}"
             plain = "–" if d is None else f"{d['mean']:+.4f} ({d['low']:+.4f} to {d['high']:+.4f})"
-            rows.append([name, str(s["seed"]), f"{s['bytes'] / MIB:.2f}", f"{s['dense_bytes'] / MIB:.2f}", over, plain])
-        none = "网格中无一满足" if chinese else "none of the grid meets it"
-        lightest = none if best is None else f"`{best['policy']}`, {best['positions']}"
-        rows.append(
-            [
-                name,
-                "网格" if chinese else "the grid's lightest",
-                "–" if best is None else f"{best['bytes'] / MIB:.2f}",
-                "",
-                "1" if best else "",
-                lightest,
-            ]
-        )
+            best = s["grid"]["best"]
+            none = "无" if chinese else "none"
+            lightest = none if best is None else f"`{best['policy']}`, {best['positions']}"
+            rows.append(
+                [
+                    name,
+                    f"{s['tolerance']:.0%}",
+                    f"{s['bytes'] / MIB:.2f}",
+                    f"{s['dense_bytes'] / MIB:.2f}",
+                    lightest,
+                    over,
+                    plain,
+                ]
+            )
     return table(head, rows)
 
 
@@ -95,7 +97,7 @@ def cost(chinese: bool) -> str:
     """Predicted beside measured."""
     found = result("plan")
     head = (
-        ["模型", "搜索", "字节：预测 / 测得", "一步耗时与全缓存之比：预测", "测得（95% 区间）"]
+        ["模型", "允许", "字节：预测 / 测得", "一步耗时与全缓存之比：预测", "测得（95% 区间）"]
         if chinese
         else [
             "model",
@@ -112,7 +114,7 @@ def cost(chinese: bool) -> str:
                 continue
             r = s["measured_ratio"]
             rows.append([
-                name, str(s["seed"]), f"{s['predicted_bytes'] / s['measured_bytes']:.4f}", f"{s['predicted_ratio']:.2f}",
+                name, f"{s['tolerance']:.0%}", f"{s['predicted_bytes'] / s['measured_bytes']:.4f}", f"{s['predicted_ratio']:.2f}",
                 f"{r['mean']:.2f} ({r['low']:.2f} to {r['high']:.2f})",
             ])  # fmt: skip
     return table(head, rows)

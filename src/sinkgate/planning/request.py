@@ -41,7 +41,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(8, 2, (4,), 1024, 256, 3, 2),
-    "default": Effort(18, 3, (6, 12), 2048, 512, 5, 3),
+    "default": Effort(14, 3, (6, 12), 2048, 512, 4, 3),
     "thorough": Effort(60, 6, (12, 24, 48), 16384, 1024, 20, 12),
 }
 
