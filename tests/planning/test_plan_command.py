@@ -72,9 +72,7 @@ def test_it_prints_the_plan_or_its_json(run: Run, model_dir: str, texts: list[st
     asked = ("plan", model_dir, "--max-ppl-increase", "0.5", "--text", *texts, *QUICK)
     code, out, err = run(*asked)
     assert code == 0, err
-    assert out.startswith(
-        f"{model_dir} (LlamaForCausalLM, float32): perplexity at most 0.5 of itself higher, at 128 tokens"
-    )
+    assert out.startswith(f"{model_dir} (LlamaForCausalLM, float32): perplexity at most 50% higher, at 128 tokens")
     assert "Answer: change: " in out
     code, out, err = run(*asked, "--json")
     assert code == 0, err

@@ -46,7 +46,7 @@ def test_increases() -> None:
         ({"max_increase": 1.0}, "would allow the perplexity to double"),
         ({"budget": 0}, "budget must be a whole number of at least 1"),
         ({"budget": 1.5}, "budget must be a whole number"),
-        ({"budget": 10, "context": 1}, "context must be a whole number of at least 2"),
+        ({"budget": 10, "context": 15}, "context must be a whole number of at least 16"),
         ({"budget": 10, "batch": 0}, "batch must be a whole number of at least 1"),
         ({"budget": 10, "batch": None}, "batch must be a whole number of at least 1"),
         ({"budget": 10, "goal": "speed"}, "goal must be one of memory, latency, quality"),

@@ -252,8 +252,7 @@ class _Work:
             Setting(f"recent({max(1, n // 8)})", "original"),
             Setting(f"recent({max(1, n // 2)})", "original"),
         ]
-        if self.request.much.trials > 8 or self.request.aim == "latency":
-            tried += [Setting(f"quantized(recent({max(1, n // k)}), bits=8)", "original") for k in (1, 4)]
+        tried += [Setting(f"quantized(recent({max(1, n // k)}), bits=8)", "original") for k in (1, 4)]
         reads, times = [], []
         for i, setting in enumerate(tried):
             self.say("time of a step", i, len(tried))

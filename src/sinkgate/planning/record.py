@@ -271,7 +271,7 @@ class Plan:
         if asked.budget is not None:
             keeps.append(f"at most {human(asked.budget)} of keys and values")
         if asked.max_increase is not None:
-            keeps.append(f"perplexity at most {asked.max_increase:.3g} of itself higher")
+            keeps.append(f"perplexity at most {100 * asked.max_increase:.3g}% higher")
         if asked.weight_budget is not None:
             keeps.append(f"at most {human(asked.weight_budget)} of weights")
         lines = [

@@ -13,6 +13,7 @@ from sinkgate.errors import ArgumentError
 __all__ = ["EFFORTS", "GOALS", "Effort", "Request", "parse_bytes", "parse_increase"]
 
 GOALS = ("memory", "latency", "quality")
+SHORTEST = 16  # tokens of a context that is worth a plan
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -79,7 +80,7 @@ class Request:
             value = getattr(self, name)
             if value is None and name != "batch":
                 continue
-            least = 2 if name == "context" else 1
+            least = SHORTEST if name == "context" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ArgumentError(f"{name} must be a whole number of at least {least}, got {value!r}")
         tolerance = self.max_increase

@@ -93,10 +93,10 @@ def far_mass(record: Diagnosis, shape: Shape) -> dict[tuple[int, int], float]:
     layers, heads = record.shape
     if any(layer.index >= layers or layer.heads > heads for layer in shape.layers):
         raise RecordError(f"the record has {layers} layers of {heads} heads, the model others")
-    first = np.nansum(
-        np.nanmean(np.where(np.isfinite(record.arrays["alpha4"]), record.arrays["alpha4"], np.nan), 0), -1
-    )
-    far = 1.0 - np.nan_to_num(record.local_mass) - np.nan_to_num(first) - np.nan_to_num(record.learned_mass)
+    alpha = record.arrays["alpha4"]
+    there = np.isfinite(alpha)
+    first = (np.where(there, alpha, 0.0).sum(0) / np.maximum(there.sum(0), 1)).sum(-1)
+    far = 1.0 - np.nan_to_num(record.local_mass) - first - np.nan_to_num(record.learned_mass)
     found = {}
     for layer in shape.free:
         group = layer.heads // layer.kv_heads
