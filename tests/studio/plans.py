@@ -8,10 +8,12 @@ from typing import Any
 from sinkgate.evaluate.recall_record import RecallArm, RecallRun
 from sinkgate.evaluate.recall_score import Outcome, RecallResult
 from sinkgate.planning.promise import mean_of
+from sinkgate.planning.quantization_spec import ActivationSpec, KVSpec
 from sinkgate.planning.record import Plan
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
 from sinkgate.planning.setting import LEAVE, Setting
+from sinkgate.quantization import Quantization
 
 TOLERANCE, BUDGET, CONTEXT = 0.02, 48 << 20, 8192
 DENSE = 192 << 20
@@ -67,12 +69,20 @@ def recalled() -> RecallRun:
 ARMS = [("uniform", [0.03, 0.02, 0.025]), ("sink-aware", [0.01, 0.004, 0.006]), ("per-head", [0.031, 0.018, 0.024])]
 
 
+SPECS = {
+    "kv": KVSpec("quantized(recent(64) + sinks(4), bits=4)"),
+    "activations": ActivationSpec(
+        ("a",), Quantization(8, granularity="channel"), Quantization(8, granularity="tensor")
+    ),
+}
+
+
 def arms() -> dict[str, Any]:
     """One list of arms, each with what its loss rises by on every text."""
     return {
         "format": "sinkgate.quantization_arms", "version": 1, "meta": {"model": "small", "texts": 3, "tokens": 512, "notes": []},
         "arms": [
-            {"place": place, "name": name, "words": f"{name}, in words", "spec": {"place": place}, "size": size, "rises": rises, "kls": rises}
+            {"place": place, "name": name, "words": f"{name}, in words", "spec": SPECS[place].to_json(), "size": size, "rises": rises, "kls": rises}
             for place, size in (("kv", 13 << 20), ("activations", 8.25))
             for name, rises in ARMS
         ],

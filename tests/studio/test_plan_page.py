@@ -16,8 +16,10 @@ from playwright.sync_api import Page
 
 from sinkgate.cli import main
 from sinkgate.errors import RecordError
+from sinkgate.planning.quantization_spec import WeightSpec
 from sinkgate.planning.record import Plan
 from sinkgate.planning.setting import Setting
+from sinkgate.quantization import Quantization
 from sinkgate.report.html import Entry, document
 from sinkgate.report.pages import write_pages
 from sinkgate.report.payloads import payload_of
@@ -468,6 +470,9 @@ def test_a_long_sentence_takes_no_long_time() -> None:
 HOSTILE = "<script>top.hurt=1</script><img src=x onerror='top.hurt=1'>\"'\u202eltr\x00\x1b" + "x" * 10**5
 
 
+WEIGHTS = WeightSpec((("a", Quantization(4, group=32)),))
+
+
 def test_a_hostile_plan_is_text(watched: Watched, as_file: Callable[..., str]) -> None:
     plan = change()
     meta = json.loads(json.dumps(plan.meta))
@@ -480,13 +485,12 @@ def test_a_hostile_plan_is_text(watched: Watched, as_file: Callable[..., str]) -
         "reasons": [HOSTILE],
         "refused": [HOSTILE],
         "notes": [HOSTILE],
-        "weights": {HOSTILE: HOSTILE},
+        "weights": {**WEIGHTS.to_json(), "modules": {"int4(group=32)": [HOSTILE]}},
     }
     said["trials"][0]["why"] = said["trials"][4]["why"] = HOSTILE
-    said["quantization"] = {
-        "arms": [{"place": HOSTILE, "name": HOSTILE, "words": HOSTILE, "size": 1, "rises": [1]}],
-        "skipped": {HOSTILE: {HOSTILE: HOSTILE}},
-    }
+    said["quantization"]["meta"] |= {"model": HOSTILE, "notes": [HOSTILE]}
+    said["quantization"]["arms"][1] |= {"name": HOSTILE, "words": HOSTILE}
+    said["quantization"]["skipped"] = {"weights": {HOSTILE: HOSTILE}}
     for arm in said["recall"]["arms"]:
         arm["name"] = arm["note"] = HOSTILE
     for language in ("en", "zh"):

@@ -126,11 +126,12 @@ class Space:
         return Choice(spread, share, sinks, window, bits, keep, positions)
 
     def whole(self, choice: Choice) -> Choice:
-        """The same with its window rounded up to whole groups where it is packed: that weighs no more."""
-        if not choice.bits:
-            return choice
-        group = Quantized(Recent(1)).group
-        return dataclasses.replace(choice, window=-(-choice.window // group) * group)
+        """The same with its window rounded up to whole groups where it is packed, which weighs no more, and within the reach."""
+        window = choice.window
+        if choice.bits:
+            group = Quantized(Recent(1)).group
+            window = -(-window // group) * group
+        return dataclasses.replace(choice, window=max(1, min(window, self.reach - self._pinned(choice))))
 
     def parameters(self, choice: Choice) -> dict[str, Any]:
         """What :meth:`suggest` would have to be told to make a choice: for ``enqueue_trial``."""
