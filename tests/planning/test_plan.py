@@ -286,3 +286,19 @@ def test_the_frontier_is_that_of_brute_force(plan_of_llama: sg.Plan) -> None:
         if not beaten:
             expected.append(i)
     assert plan_of_llama.frontier == expected
+
+
+def test_texts_come_from_the_whole_list() -> None:
+    """The demo speeches are in the order of their years: a plan must not be made on the first century alone."""
+    from sinkgate.probe.text import Text
+
+    tok = tokenizer()
+    given = [Text(f"text {i:03d}", words(120, seed=i)) for i in range(60)]
+    places = []
+    for seed in range(4):
+        found = split(tok, given, length=100, tune=3, verify=12, least=4, seed=seed)
+        numbers = [int(p.source.split()[1].split("[")[0]) for p in (*found.tune, *found.verify)]
+        places.append(float(np.mean(numbers)))
+        assert max(numbers) > 40
+        assert min(numbers) < 20
+    assert len(set(places)) == 4

@@ -66,6 +66,9 @@ def split(
         TextError: there are not enough; says how many tokens are.
     """
     given = default_texts(DEFAULT_TEXTS) if texts is None else [texts] if isinstance(texts, str | Text) else list(texts)
+    rng = np.random.default_rng(seed)
+    named = [t if isinstance(t, Text) else Text(f"text {i}", t) for i, t in enumerate(given)]
+    given = [named[i] for i in rng.permutation(len(named))]  # not the first ones of a list that has an order
     wanted = tune + verify
     few = len(given) < 2 * wanted
     found, bos = pieces(tokenizer, given, tokens=length, samples=4 * wanted if few else 2 * wanted)
@@ -80,7 +83,6 @@ def split(
     sources: dict[str, list[Piece]] = {}
     for piece in whole:
         sources.setdefault(piece.source.rsplit("[", 1)[0], []).append(piece)
-    rng = np.random.default_rng(seed)
     names = [sorted(sources)[i] for i in rng.permutation(len(sources))]
     first: list[Piece] = []
     rest: list[Piece] = []
