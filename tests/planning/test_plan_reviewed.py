@@ -154,7 +154,9 @@ def test_the_time_of_a_step_is_not_that_of_other_threads(
 
 def test_a_cache_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot keep what was measured in .*; name another folder in SINKGATE_CACHE"):
+    with pytest.raises(
+        OutputError, match=r"cannot keep what was measured in .*; name another folder in SINKGATE_CACHE"
+    ):
         Store("x", "float32", tmp_path / "file")["key"] = 1
 
 
