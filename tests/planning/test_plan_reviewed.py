@@ -56,6 +56,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert found == Request(budget=4096, context=64, seed=3)
 
 
+def test_no_window_leaves_the_trained_positions() -> None:
+    s = space(4096)  # of a model made for 512
+    full = s.whole(Choice(sinks=2, window=508, bits=4))
+    assert full.window == 508
+    assert s.whole(Choice(sinks=2, window=500, bits=4)).window == 508
+    assert following(Choice(sinks=2, window=508), [], s, 1) is None
+
+
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ def following(
     heavier = [t for t in kept if t.bytes > now]
     if tried == CANDIDATES - 1 and heavier:
         return Choice(**min(heavier, key=lambda t: float(np.mean(t.nats))).choice)
-    longer = min(math.ceil(failed.window * WIDER), space.reach)
+    longer = min(math.ceil(failed.window * WIDER), max(failed.window, space.reach - space.pinned(failed)))
     wider = space.whole(dataclasses.replace(failed, window=longer))
     options = [Choice(**t.choice) for t in heavier]
     if wider.window > failed.window and (budget is None or space.bytes(wider, batch) <= budget):
