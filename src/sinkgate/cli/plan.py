@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkgate.cli.diagnose import read_texts
+from sinkgate.cli.diagnose import read_texts, writable
 from sinkgate.cli.generate import model_flags, noted
 from sinkgate.errors import ArgumentError, OutputError
 
@@ -145,6 +145,7 @@ def _out(path: Path) -> Path:
         raise OutputError(f"cannot write {path}: {err.strerror or err}; choose another --out") from err
     if path.suffix != ".json":
         raise ArgumentError(f"--out is a file for the plan, such as plan.json, got {str(path)!r}")
+    writable(path.parent)
     return path
 
 

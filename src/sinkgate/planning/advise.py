@@ -93,7 +93,7 @@ def recommended(p: Plan) -> list[str]:
 
 
 def fewer_bits(p: Plan) -> list[str]:
-    """What the four arms said; else the plan's own trials in fewer bits."""
+    """What the four arms said, or that they were not measured."""
     if p.quantization is not None:
         from sinkgate.planning.quantization_record import QuantizationArms
 

@@ -64,11 +64,13 @@ class Shape:
         layers: those that attend.
         item: bytes of a number as the model computes.
         context: positions that it was trained for; None: it does not say.
+        window: of the layers where every one has its own; policies may show it more.
     """
 
     layers: tuple[CacheLayer, ...]
     item: int
     context: int | None
+    window: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> Shape:
@@ -79,7 +81,8 @@ class Shape:
         """
         found = attention_layers(model)
         windows = {i: w for i, w in _windows(model).items() if w is not None}
-        windows = {} if len(windows) == len(found) else windows
+        every = min(windows.values()) if len(windows) == len(found) else None
+        windows = {} if every is not None else windows
         rotations = find_rotations(model)
         ids = torch.arange(2, 6, device=compat.input_device(model))[None]
         sizes = _sizes(model, ids)
@@ -89,7 +92,7 @@ class Shape:
             for a in found
         )  # fmt: skip
         item = next(model.parameters()).element_size()
-        return cls(layers, item, compat.trained_context(compat.config(model)))
+        return cls(layers, item, compat.trained_context(compat.config(model)), every)
 
     @property
     def free(self) -> tuple[CacheLayer, ...]:

@@ -27,10 +27,10 @@ from sinkgate.hf.load import load
 from sinkgate.planning import bits, reasons
 from sinkgate.planning.cost import Latency, Shape, fit_latency
 from sinkgate.planning.measure import STEPS, Measurer, step_times
-from sinkgate.planning.promise import Mean, mean_of
+from sinkgate.planning.promise import CANDIDATES, Mean, mean_of
 from sinkgate.planning.quantization_spec import apply_quantization
 from sinkgate.planning.record import Plan, refuse_goal
-from sinkgate.planning.request import Request
+from sinkgate.planning.request import EFFORTS, Request
 from sinkgate.planning.screen import far_mass, forgetting, order
 from sinkgate.planning.search import FORMAT, Search, Trial, search
 from sinkgate.planning.setting import LEAVE, Setting
@@ -155,6 +155,11 @@ class _Work:
             raise UnsupportedError(
                 f"every layer of {name} has a cache that no policy can change; there is nothing to plan"
             )
+        if self.shape.window is not None and self.shape.window < self.context:
+            raise UnsupportedError(
+                f"every layer of {name} has a window of {self.shape.window:,} tokens, so its cache is bounded already, and nothing that "
+                f"keeps all {self.context:,} tokens is the model as it is: give a context of at most {self.shape.window:,}"
+            )
         positions = ("slots", "original") if self.shape.slots else ("original",)
         if trained is not None and self.context > trained:
             if not self.shape.slots:
@@ -191,7 +196,8 @@ class _Work:
         if self.length < self.context:
             self.notes.append(
                 f"Losses were measured on texts of {self.length:,} tokens, bytes are those of {self.context:,}: what is said of the "
-                "loss holds for texts of the measured length; effort 'thorough' reads longer ones."
+                "loss holds for texts of the measured length"
+                + ("; effort 'thorough' reads longer ones." if self._longer() else ".")
             )
         if record is not None:
             theirs = record.meta["model"].get("fingerprint")
@@ -212,7 +218,6 @@ class _Work:
         self.record = record
         self.measurer = Measurer(self.model)
         self.store: Store = self.measurer.store
-        self.folder = (cache_dir() / "plans" if folder is None else folder) / f"search-{self._key()}"
         try:
             part = str(sinks_policy(record, self.tokenizer))
         except ArgumentError:
@@ -226,7 +231,12 @@ class _Work:
         )  # fmt: skip
         heads, layers = order(self.cost, far_mass(record, self.shape))
         self.space = dataclasses.replace(self.space, sinks=sink_options(part), heads=heads, layers=layers)
+        self.folder = (cache_dir() / "plans" if folder is None else folder) / f"search-{self._key()}"
         self.latency = self._latency()
+
+    def _longer(self) -> bool:
+        """Whether the most thorough effort would read longer texts."""
+        return self.length < min(self.context, self.shape.context or self.context, EFFORTS["thorough"].tokens)
 
     def _content(self, piece: Piece) -> str:
         return str(self.tokenizer.decode(piece.ids, skip_special_tokens=True))
@@ -238,6 +248,7 @@ class _Work:
                 self.fingerprint,
                 self.measurer.dtype,
                 [p.id for p in self.texts.tune],
+                [self.space.sinks, self.space.heads, self.space.layers],  # what the numbers in its trials mean
                 [__version__, FORMAT],
             ]
         )
@@ -284,13 +295,13 @@ class _Work:
             verdicts.append(verdict)
             if verdict.kept:
                 break
-            choice = following(choice, kept, self.space, len(verdicts), asked.batch)
+            choice = following(choice, kept, self.space, len(verdicts), asked.batch, asked.budget)
         last = verdicts[-1]
         if not last.kept:
             self.refused += reasons.not_promised(verdicts, self.texts, asked)
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_verified(verdicts, asked)])
         size = self.shape.bytes(last.setting.value, last.setting.positions, context=self.context, batch=asked.batch)
-        last, baseline = self._beside_plain(last, size)
+        last, baseline = self._beside_plain(last, size, len(verdicts))
         found = self._result("change", last.setting, last, it.trials, baseline=baseline, reasons=[])
         found.reasons = reasons.chosen(found, it, last, verdicts, self.record, self.part)
         return found
@@ -314,8 +325,11 @@ class _Work:
                 start.append(Choice(spread=spread, share=0.25, sinks=four, window=at[2], bits=8, positions=positions))
         return start
 
-    def _beside_plain(self, verdict: Verdict, size: int) -> tuple[Verdict, dict[str, Any] | None]:
-        """``recent + sinks(4)`` of the same bytes on the same texts; it is taken where it is better beyond the interval."""
+    def _beside_plain(self, verdict: Verdict, size: int, tried: int) -> tuple[Verdict, dict[str, Any] | None]:
+        """``recent + sinks(4)`` of the same bytes on the same texts; it is taken where it is better beyond the interval.
+
+        It is one more candidate, so it is verified only while there are fewer than share the error.
+        """
         four = Choice(sinks=self.space.sinks.index("sinks(4)"), positions=self.space.positions[0])
         fitted = self.space.fitting(four, size, self.request.batch)
         if fitted is None:
@@ -333,7 +347,7 @@ class _Work:
             "increase": mean_of([self.measurer.difference(plain, p)[0] for p in pieces]).map(math.expm1).to_json(),
             "taken": False,
         }  # fmt: skip
-        if found.low is not None and found.low > 0:
+        if found.low is not None and found.low > 0 and (tried < CANDIDATES or self.request.nats is None):
             other = verify(self.measurer, plain, self.texts.verify, self.request)
             if other.kept:
                 beside["taken"] = True
@@ -428,7 +442,10 @@ class _Work:
 
     def fewer_bits(self, result: Plan) -> None:
         """The four arms; and the weights where they have a budget, verified together with the cache."""
-        texts = [*self.texts.verify, *self.texts.tune][: self.request.much.arms]
+        texts = [*self.texts.verify, *self.texts.tune]
+        if self.weight_bits is not None:  # an arm is chosen by them, so none that it is verified on
+            texts = list(self.texts.tune)
+        texts = texts[: self.request.much.arms]
         found = bits.arms(
             self.model, self.tokenizer, texts, self.record, self.measurer.store, name=self.name, positions=self.space.positions[0],
             weight_bits=self.weight_bits or 4, say=self.say,

@@ -23,10 +23,18 @@ def none_kept(it: Search) -> str:
     """No setting kept the tolerance on the tuning texts."""
     measured = it.measured
     what = f"None of the {len(measured)} settings that were measured" if measured else "No setting"
+    failed = [t for t in it.trials if t.state in ("failed", "out of memory")]
+    if not measured and failed:
+        return f"None of the {len(failed)} settings that were tried could be measured ({failed[0].why}): leave it."
     if not measured:
         return f"{what} was lighter than the model as it is and fit the request: leave it."
     best = min(measured, key=lambda t: mean_of(t.nats).mean)
     increase = math.expm1(mean_of(best.nats).mean)
+    if it.request.nats is not None and mean_of(best.nats).mean <= it.request.nats:
+        return (
+            f"{what} kept the tolerance with room for other texts; the mildest, {best.setting}, raised the perplexity of the tuning "
+            f"texts by {increase:.2%}: leave it."
+        )
     return f"{what} kept the tolerance on the tuning texts; the mildest, {best.setting}, raised the perplexity by {increase:.2%}: leave it."
 
 
@@ -49,7 +57,9 @@ def not_promised(verdicts: Sequence[Verdict], texts: Split, request: Request) ->
                 f"The text is too short for this tolerance: {v.setting} would need about {v.more} verification texts of {texts.length:,} "
                 f"tokens ({v.more * texts.length:,} tokens; {len(v.nats)} were read)"
             )
-            found.append(more + ("." if texts.short else "; effort 'thorough' reads more."))
+            found.append(
+                more + ("." if texts.short or request.effort == "thorough" else "; effort 'thorough' reads more.")
+            )
     return found
 
 
@@ -90,13 +100,13 @@ def chosen(
             )
     if len(verdicts) > 1:
         lines.append(
-            f"{len(verdicts) - 1} lighter setting{'s' * (len(verdicts) > 2)} kept the tolerance when tuned and not when verified."
+            f"{len(verdicts) - 1} setting{'s' * (len(verdicts) > 2)} before it could not be verified to keep the tolerance."
         )
     if plan.baseline is not None:
         lines.append(_baseline(plan))
     states = [t.state for t in it.trials]
     lines.append(
-        f"{len(it.trials)} settings were proposed: {len(it.measured)} measured ({states.count('refuted')} broke the tolerance), "
+        f"{len(it.trials)} settings were proposed: {len(it.measured)} measured ({states.count('refuted')} refuted), "
         f"{states.count('skipped')} decided by what was known, {states.count('out of memory')} ran out of memory, "
         f"{states.count('failed')} failed."
     )
@@ -135,8 +145,11 @@ def _baseline(plan: Any) -> str:
     other, d = plan.baseline["setting"], plan.baseline["difference"]
     if plan.baseline["taken"]:
         return f"{other['policy']}, of no more bytes, was better than what the search found, beyond the interval, and is the plan."
-    apart = d["high"] is not None and d["high"] < 0
-    words = "better beyond the interval" if apart else "not told apart"
+    words = "not told apart"
+    if d["high"] is not None and d["high"] < 0:
+        words = "better beyond the interval"
+    elif d["low"] is not None and d["low"] > 0:
+        words = "worse beyond the interval, but the other could not be verified to keep the tolerance"
     spread = "" if d["low"] is None else f" [{d['low']:+.4f}, {d['high']:+.4f}]"
     return f"Beside {other['policy']} of the same bytes the plan loses {d['mean']:+.4f}{spread} nats: {words}."
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class Plan:
         """
         from sinkgate.hf.anatomy import fingerprint
 
+        if self.__dict__.get("_applied") is model:  # its weights are as this plan says, and were checked before that
+            return
         found = fingerprint(model)
         if found != self.meta["model"]["fingerprint"]:
             raise RecordError(
@@ -106,9 +109,18 @@ class Plan:
         self.check(model)
         if self.weights is None:
             return nullcontext()
+        return self._applying(model, self.weights)
+
+    @contextmanager
+    def _applying(self, model: Any, weights: dict[str, Any]) -> Iterator[Any]:
         from sinkgate.planning.quantization_spec import apply_quantization
 
-        return apply_quantization(model, self.weights)
+        with apply_quantization(model, weights) as done:
+            self.__dict__["_applied"] = model
+            try:
+                yield done
+            finally:
+                self.__dict__.pop("_applied", None)
 
     def torchao(self, model: Any = None) -> dict[str, Any]:
         """What is done to weights and activations, as a torchao configuration in plain JSON.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +82,9 @@ class Request:
             if value is None and name != "batch":
                 continue
             least = SHORTEST if name == "context" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise ArgumentError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            object.__setattr__(self, name, int(value))  # NumPy's too
         tolerance = self.max_increase
         if tolerance is not None:
             if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not math.isfinite(tolerance):
@@ -104,8 +106,9 @@ class Request:
             raise ArgumentError(f"goal must be one of {', '.join(GOALS)}, got {self.goal!r}")
         if self.effort not in EFFORTS:
             raise ArgumentError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
             raise ArgumentError(f"seed must be a whole number of at least 0, got {self.seed!r}")
+        object.__setattr__(self, "seed", int(self.seed))
 
     @property
     def aim(self) -> str:

@@ -131,7 +131,7 @@ class Space:
         if choice.bits:
             group = Quantized(Recent(1)).group
             window = -(-window // group) * group
-        return dataclasses.replace(choice, window=max(1, min(window, self.reach - self._pinned(choice))))
+        return dataclasses.replace(choice, window=max(1, min(window, self.reach - self.pinned(choice))))
 
     def parameters(self, choice: Choice) -> dict[str, Any]:
         """What :meth:`suggest` would have to be told to make a choice: for ``enqueue_trial``."""
@@ -178,7 +178,7 @@ class Space:
 
     def fitting(self, choice: Choice, most: int, batch: int = 1) -> Choice | None:
         """The same with the longest window, up to the context, that keeps no more than ``most`` bytes; None: none does."""
-        low, high = 0, max(0, self.reach - self._pinned(choice))
+        low, high = 0, max(0, self.reach - self.pinned(choice))
         while low < high:  # bytes never fall as the window grows
             middle = (low + high + 1) // 2
             if self._allowed(choice, middle) and self.bytes(dataclasses.replace(choice, window=middle), batch) <= most:
@@ -190,7 +190,8 @@ class Space:
     def _allowed(self, choice: Choice, window: int) -> bool:
         return window >= (2 if choice.spread == "heavy" else 1)
 
-    def _pinned(self, choice: Choice) -> int:
+    def pinned(self, choice: Choice) -> int:
+        """Slots of its sinks."""
         part = self.sinks[choice.sinks]
         return 0 if not part else sum(p.slots for p in as_policy(f"recent(1) + {part}").kinds[0].pinned)
 
@@ -200,7 +201,7 @@ class Space:
 
     def _whole(self, choice: Choice) -> Policy:
         """What a head or layer keeps that keeps the whole context: bounded all the same."""
-        window = max(1, self.reach - self._pinned(choice))
+        window = max(1, self.reach - self.pinned(choice))
         return self._packed(self._plain(dataclasses.replace(choice, window=window)), choice.bits, choice)
 
     def _packed(self, policy: Policy, bits: int, choice: Choice) -> Policy:

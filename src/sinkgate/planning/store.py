@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sinkgate import __version__
+from sinkgate.errors import OutputError
 from sinkgate.hf.fetch import cache_dir
 
 __all__ = ["Store"]
@@ -20,7 +21,7 @@ __all__ = ["Store"]
 class Store(MutableMapping[str, Any]):
     """Results by key, in a file of JSON lines; a line that a kill cut short is as if it were not there.
 
-    What is set is written at once; nothing is ever deleted from the file.
+    What is set is written at once, and refused with an OutputError where that cannot be; nothing is ever deleted from the file.
 
     Args:
         fingerprint: of the model; another model has another file.
@@ -54,8 +55,16 @@ class Store(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.known[key] = value
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         line = (json.dumps([key, value], allow_nan=False) + "\n").encode()
+        try:
+            self._append(line)
+        except OSError as err:
+            raise OutputError(
+                f"cannot keep what was measured in {self.path.parent}: {err.strerror or err}; name another folder in SINKGATE_CACHE"
+            ) from err
+
+    def _append(self, line: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:  # one write: two searches at once do not tear each other's lines; a torn one is ended first
             torn = self.path.stat().st_size > 0 and not self._ends_whole()

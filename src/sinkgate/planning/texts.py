@@ -22,7 +22,7 @@ class Split:
 
     Args:
         tune: what settings are tuned on.
-        verify: what the chosen one is verified on; no source is in both where there are several.
+        verify: what the chosen one is verified on; no source is in both where others hold enough.
         length: tokens of each.
         bos: a sentence about the token in front.
         sources: how many texts they come from.
@@ -71,8 +71,13 @@ def split(
     given = [named[i] for i in rng.permutation(len(named))]  # not the first ones of a list that has an order
     wanted = tune + verify
     few = len(given) < 2 * wanted
-    found, bos = pieces(tokenizer, given, tokens=length, samples=4 * wanted if few else 2 * wanted)
-    whole = [p for p in found if len(p.ids) == length]
+    samples = 4 * wanted if few else 2 * wanted
+    while True:
+        found, bos = pieces(tokenizer, given, tokens=length, samples=samples)
+        whole = [p for p in found if len(p.ids) == length]
+        if len(whole) >= wanted or len(found) < samples:
+            break
+        samples *= 2  # what is too short took the places of what is not
     if len(whole) < tune + least:
         longest = max(len(p.ids) for p in found)
         have = f"there are {len(whole)}" + (f", the longest has {longest}" if longest < length else "")
@@ -87,11 +92,12 @@ def split(
     first: list[Piece] = []
     rest: list[Piece] = []
     if len(names) > 1:  # one piece of each source in turn; the sources of the first pieces are not read again
-        queue = list(names)
+        queue = _tuned(names, sources, tune, verify, least)
+        front = list(queue)
         while queue and len(first) < tune:
             first.append(sources[queue.pop(0)][0])
         while len(first) < tune:  # fewer sources than pieces: more of the same
-            extra = [p for name in names[: len(names) // 2] for p in sources[name] if p not in first]
+            extra = [p for name in front for p in sources[name] if p not in first]
             if not extra:
                 break
             first.append(extra[0])
@@ -104,3 +110,13 @@ def split(
     if len(first) < tune or len(rest) < least:  # one text, or few: a stretch for each
         first, rest = whole[:tune], whole[tune:]
     return Split(tuple(first[:tune]), tuple(rest[:verify]), length, bos, len(sources), wanted)
+
+
+def _tuned(names: list[str], sources: dict[str, list[Piece]], tune: int, verify: int, least: int) -> list[str]:
+    """Sources to tune on: as many as leave enough pieces of others to verify on, and hold enough themselves."""
+    for wanted in (verify, least):
+        for n in range(min(tune, len(names) - 1), 0, -1):
+            held, left = (sum(len(sources[name]) for name in part) for part in (names[:n], names[n:]))
+            if held >= tune and left >= wanted:
+                return names[:n]
+    return names[: max(1, len(names) // 2)]

@@ -51,7 +51,9 @@ class Verdict:
         return mean_of(self.nats).map(math.expm1)
 
 
-def following(failed: Choice, kept: Sequence[Trial], space: Space, tried: int, batch: int = 1) -> Choice | None:
+def following(
+    failed: Choice, kept: Sequence[Trial], space: Space, tried: int, batch: int = 1, budget: int | None = None
+) -> Choice | None:
     """What is verified when a candidate could not be: its window a little longer, or a kept trial that weighs less than that.
 
     Args:
@@ -60,6 +62,7 @@ def following(failed: Choice, kept: Sequence[Trial], space: Space, tried: int, b
         space: what can be chosen.
         tried: how many candidates there were.
         batch: sequences.
+        budget: bytes that a longer window keeps to, as every trial does; None: no limit.
 
     Returns:
         None: there is nothing more to try. The last candidate of all is the trial that was tuned to the least loss.
@@ -70,10 +73,10 @@ def following(failed: Choice, kept: Sequence[Trial], space: Space, tried: int, b
     heavier = [t for t in kept if t.bytes > now]
     if tried == CANDIDATES - 1 and heavier:
         return Choice(**min(heavier, key=lambda t: float(np.mean(t.nats))).choice)
-    longer = min(math.ceil(failed.window * WIDER), space.reach)
+    longer = min(math.ceil(failed.window * WIDER), max(failed.window, space.reach - space.pinned(failed)))
     wider = space.whole(dataclasses.replace(failed, window=longer))
     options = [Choice(**t.choice) for t in heavier]
-    if wider.window > failed.window:
+    if wider.window > failed.window and (budget is None or space.bytes(wider, batch) <= budget):
         options.append(wider)
     return min(options, key=lambda c: space.bytes(c, batch), default=None)
 

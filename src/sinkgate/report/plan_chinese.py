@@ -29,6 +29,9 @@ PLAN = {
     "No setting was lighter than the model as it is and fit the request: leave it.": "没有比现状更轻且符合要求的设置：保持不变。",
     "None of the {n} settings that were measured kept the tolerance on the tuning texts; the mildest, {policy}, raised the perplexity by {increase}: leave it.":
         "测量过的 {n} 个设置在调优文本上都没有守住容限；其中最温和的 {policy} 使困惑度上升 {increase}：保持不变。",
+    "None of the {n} settings that were measured kept the tolerance with room for other texts; the mildest, {policy}, raised the perplexity of the tuning texts by {increase}: leave it.":
+        "测量过的 {n} 个设置都没有在守住容限的同时为其他文本留有余地；其中最温和的 {policy} 使调优文本的困惑度上升 {increase}：保持不变。",
+    "None of the {n} settings that were tried could be measured ({parts}): leave it.": "试过的 {n} 个设置都无法测量（{parts}）：保持不变。",
     "No setting could be promised to stay within {tolerance} on other texts ({parts}): leave it.": "没有设置能保证在其他文本上不超过 {tolerance}（{parts}）：保持不变。",
     "{policy} {increase} over {n} texts, promised for others {bound}": "{policy} 在 {n} 段文本上为 {increase}，对其他文本的保证为 {bound}",
     "{policy} keeps {bytes} of {whole} ({share}) at {n} tokens.": "{policy} 在 {n} 个词元时保留 {whole} 中的 {bytes}（{share}）。",
@@ -43,13 +46,15 @@ PLAN = {
     "With all else equal, positions by {one} instead of {two} change the tuned loss by {change} nats.": "其余相同时，位置用 {one} 而非 {two} 使调优损失变化 {change} 奈特。",
     "no sinks": "不保留汇",
     "Of what single layers lose when they alone forget, layers {layers} lose {share}.": "在各层单独遗忘所造成的损失中，第 {layers} 层占 {share}。",
-    "{n} lighter setting kept the tolerance when tuned and not when verified.": "有 {n} 个更轻的设置调优时守住了容限，验证时没有。",
-    "{n} lighter settings kept the tolerance when tuned and not when verified.": "有 {n} 个更轻的设置调优时守住了容限，验证时没有。",
+    "{n} setting before it could not be verified to keep the tolerance.": "在它之前有 {n} 个设置未能验证守住容限。",
+    "{n} settings before it could not be verified to keep the tolerance.": "在它之前有 {n} 个设置未能验证守住容限。",
     "{policy}, of no more bytes, was better than what the search found, beyond the interval, and is the plan.": "{policy} 字节数不更多，却比搜索所得更好（超出区间），因此成为计划。",
     "Beside {policy} of the same bytes the plan loses {change}{spread} nats: better beyond the interval.": "与同样字节数的 {policy} 相比，计划的损失相差 {change}{spread} 奈特：更好，超出区间。",
     "Beside {policy} of the same bytes the plan loses {change}{spread} nats: not told apart.": "与同样字节数的 {policy} 相比，计划的损失相差 {change}{spread} 奈特：无法区分。",
-    "{n} settings were proposed: {measured} measured ({broke} broke the tolerance), {skipped} decided by what was known, {memory} ran out of memory, {failed} failed.":
-        "共提出 {n} 个设置：测量 {measured} 个（其中 {broke} 个超出容限），{skipped} 个由已知结果判定，{memory} 个内存不足，{failed} 个失败。",
+    "Beside {policy} of the same bytes the plan loses {change}{spread} nats: worse beyond the interval, but the other could not be verified to keep the tolerance.":
+        "与同样字节数的 {policy} 相比，计划的损失相差 {change}{spread} 奈特：更差，超出区间，但未能验证对方守住容限。",
+    "{n} settings were proposed: {measured} measured ({broke} refuted), {skipped} decided by what was known, {memory} ran out of memory, {failed} failed.":
+        "共提出 {n} 个设置：测量 {measured} 个（其中 {broke} 个被否定），{skipped} 个由已知结果判定，{memory} 个内存不足，{failed} 个失败。",
     "Recall, as it is: {parts}.": "召回，现状：{parts}。",
     "Recall, the plan: {parts}.": "召回，计划：{parts}。",
     "still kept {right} {low} {high} of {n} (guessing {guess})": "仍保留的：{n} 题中答对 {right} {low} {high}（猜测 {guess}）",
@@ -61,6 +66,8 @@ PLAN = {
         "对这一容限而言文本太短：{policy} 约需 {more} 段各 {length} 个词元的验证文本（共 {tokens} 个词元；已读 {n} 段）。",
     "The text is too short for this tolerance: {policy} would need about {more} verification texts of {length} tokens ({tokens} tokens; {n} were read); effort 'thorough' reads more.":
         "对这一容限而言文本太短：{policy} 约需 {more} 段各 {length} 个词元的验证文本（共 {tokens} 个词元；已读 {n} 段）；投入 'thorough' 会读更多。",
+    "Losses were measured on texts of {length} tokens, bytes are those of {n}: what is said of the loss holds for texts of the measured length.":
+        "损失是在各 {length} 个词元的文本上测量的，字节数则按 {n} 个词元计：关于损失的结论只对所测长度的文本成立。",
     "{policy} hands its layers no rotation that could be turned to another position, so positions cannot be counted inside the cache: only those of the text were tried, and a stream ends where its trained positions end":
         "{policy} 没有把可转到其他位置的旋转交给各层，因此不能按缓存内位置计数：只试了文本中的位置，流也止于训练过的位置",
     "Losses were measured on texts of {length} tokens, bytes are those of {n}: what is said of the loss holds for texts of the measured length; effort 'thorough' reads longer ones.":
