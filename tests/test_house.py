@@ -30,9 +30,14 @@ def test_torch_is_pinned_for_us_and_a_range_for_others() -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports test files by their bare name: a second one stops the collection of all."""
-    names = [path.name for path in tracked() if path.name.startswith("test_") and path.suffix == ".py"]
+    """pytest imports them by their bare name: a second one stops the collection, or is taken for the first."""
+    names = [
+        p.name for p in tracked() if p.suffix == ".py" and p.is_relative_to(ROOT / "tests") and p.name != "conftest.py"
+    ]
     assert sorted(set(names)) == sorted(names)
+    for path in tracked():
+        if path.suffix == ".py" and path.is_relative_to(ROOT / "tests"):
+            assert not re.search(r"^\s*from conftest import", path.read_text(), re.M), f"{path.name}: which conftest?"
 
 
 def test_ci_runs_exactly_what_the_readme_says() -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import tempfile
+from collections.abc import Generator
 from typing import Any
 
 import pytest
+from planned import ASKED, TEXTS
 
 import sinkgate as sg
-from models import tiny, tokenizer, words
+from models import tiny, tokenizer
 
-TEXTS = [words(300, seed=i) for i in range(12)]
-ASKED: dict[str, Any] = {"max_increase": 0.5, "context": 128, "effort": "quick", "quantization": False, "recall": False}
+FOLDER = tempfile.TemporaryDirectory(prefix="plans")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """No test writes into the user's cache folder."""
-    folder = tmp_path_factory.mktemp("cache")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """No test of this folder reads or writes the user's cache, from the first of its fixtures on; the others' tests do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SINKGATE_CACHE", str(folder))
-        yield folder
+        patch.setenv("SINKGATE_CACHE", FOLDER.name)
+        return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -30,5 +29,5 @@ def llama() -> Any:
 
 
 @pytest.fixture(scope="session")
-def plan_of_llama(llama: Any, own_cache: Path) -> sg.Plan:
+def plan_of_llama(llama: Any) -> sg.Plan:
     return sg.plan(llama, tokenizer(), TEXTS, name="a tiny llama", **ASKED)

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned import TEXTS
 
 import sinkgate as sg
-from conftest import TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer
 from sinkgate.cli import main
 from sinkgate.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
-def advice(llama: Any, own_cache: Path) -> Any:
+def advice(llama: Any) -> Any:
     return sg.advise(llama, tokenizer(), TEXTS, max_increase=0.5, context=128, name="a tiny llama")
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planned import ASKED, TEXTS
 from scipy.stats import ttest_1samp
 
 import sinkgate as sg
-from conftest import ASKED, TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer, words
 from sinkgate.cache.registry import as_policy
-from sinkgate.errors import ArgumentError
+from sinkgate.errors import ArgumentError, TextError
 from sinkgate.planning.measure import STEPS
 from sinkgate.planning.promise import CANDIDATES, factor
 from sinkgate.planning.search import Trial
@@ -302,3 +302,17 @@ def test_texts_come_from_the_whole_list() -> None:
         assert max(numbers) > 40
         assert min(numbers) < 20
     assert len(set(places)) == 4
+
+
+def test_texts_that_repeat_what_is_tuned_on_are_not_verified_on() -> None:
+    """A book with and without its header under two names: shifted, so that no piece is equal to another."""
+    tok = tokenizer()
+    book = words(1200, seed=7)
+    shifted = words(17, seed=8) + " " + book
+    others = [words(130, seed=20 + i) for i in range(8)]
+    for seed in range(6):
+        found = split(tok, [book, shifted, *others], length=100, tune=3, verify=8, least=4, seed=seed)
+        runs = {tuple(p.ids[i : i + 64]) for p in found.tune for i in range(37)}
+        assert not any(tuple(p.ids[i : i + 64]) in runs for p in found.verify for i in range(37))
+    with pytest.raises(TextError, match="give texts that are not parts of one another"):
+        split(tok, [book, shifted], length=100, tune=11, verify=8, least=8, seed=0)

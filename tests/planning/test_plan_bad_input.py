@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned import ASKED, TEXTS
 
 import sinkgate as sg
-from conftest import ASKED, TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer, words
 from sinkgate.errors import ArgumentError, RecordError, SinkgateError, TextError, UnsupportedError
 

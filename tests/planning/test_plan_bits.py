@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planned import ASKED, TEXTS
 
 import sinkgate as sg
-from conftest import ASKED, TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer
 from sinkgate.errors import ArgumentError
 from sinkgate.planning.bits import widths
@@ -27,7 +27,7 @@ def numbers(model: Any) -> int:
 
 
 @pytest.fixture(scope="session")
-def with_weights(llama: Any, own_cache: Path) -> sg.Plan:
+def with_weights(llama: Any) -> sg.Plan:
     budget = numbers(llama) * 6 // 8
     return sg.plan(
         llama,

@@ -52,7 +52,7 @@ QUICK = ("--effort", "quick", "--context", "128", "--no-quantization", "--no-rec
 
 
 @pytest.fixture(scope="session")
-def plan_file(model_dir: str, texts: list[str], own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan_file(model_dir: str, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     assert main(["plan", model_dir, "--max-ppl-increase", "50%", "--text", *texts, "--out", str(path), *QUICK]) == 0
     return path

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stand_in import Formula, piece, space
+from formula import Formula, piece, space
+from planned import ASKED, TEXTS
 from test_plan_search import START, made  # type: ignore[import-not-found]
 
 import sinkgate as sg
-from conftest import ASKED, TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer, words
 from sinkgate.errors import NonFiniteError, OutputError, RecordError, UnsupportedError
 from sinkgate.planning import bits, make, reasons

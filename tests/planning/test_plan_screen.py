@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stand_in import shape
+from formula import shape
+from planned import TEXTS
 
 import sinkgate as sg
-from conftest import TEXTS  # type: ignore[import-not-found]
 from models import tiny, tokenizer
 from sinkgate.cache.registry import as_policy
 from sinkgate.errors import RecordError

@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from stand_in import Formula, piece, space, window
+from formula import Formula, piece, space, window
 
 from sinkgate.errors import NonFiniteError, UnsupportedError
 from sinkgate.planning.request import Request

@@ -6,9 +6,9 @@ import dataclasses
 
 import optuna
 import pytest
+from formula import shape, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_in import shape, space
 
 from models import tiny
 from sinkgate.cache.registry import as_policy

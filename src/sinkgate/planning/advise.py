@@ -159,7 +159,7 @@ def advise(
         progress=lambda done, of, what: say(f"eviction: {what}", done, of),
     )  # fmt: skip
     found = plan(
-        model, tokenizer, texts, budget=budget, max_increase=max_increase, context=context, effort=effort, seed=seed, record=record,
+        model, tokenizer, texts, budget=budget, max_increase=max_increase, context=context, effort=effort, seed=seed,
         name=name, progress=progress,
     )  # fmt: skip
     return Advice(record, effects, found)

@@ -193,6 +193,10 @@ class _Work:
             self.tokenizer, texts, length=self.length, tune=much.tune, verify=much.looks[-1], least=min(4, much.looks[0]),
             seed=self.request.seed,
         )  # fmt: skip
+        if self.texts.repeated:
+            self.notes.append(
+                f"{self.texts.repeated} pieces of text repeat what is tuned on, and were not verified on: parts of the texts are the same."
+            )
         if self.length < self.context:
             self.notes.append(
                 f"Losses were measured on texts of {self.length:,} tokens, bytes are those of {self.context:,}: what is said of the "
@@ -338,6 +342,9 @@ class _Work:
             )
             return verdict, None
         plain = self.space.setting(fitted)
+        if plain == verdict.setting:
+            self.notes.append("The plan is itself a recent(n) + sinks(4), so there is none to set beside it.")
+            return verdict, None
         pieces = self.texts.verify[: len(verdict.nats)]
         self.say(f"beside {plain}", 0, 1)
         found = compared(self.measurer, verdict.setting, plain, pieces)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, MutableMapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ class Store(MutableMapping[str, Any]):
     """
 
     def __init__(self, fingerprint: str, dtype: str, folder: Path | None = None) -> None:
-        name = hashlib.sha256(f"{fingerprint} {dtype} {__version__} {torch.__version__}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(
+            f"{fingerprint} {dtype} {__version__} {torch.__version__} {version('transformers')}".encode()
+        ).hexdigest()[:16]
         self.path = (cache_dir() / "plans" if folder is None else folder) / f"{name}.jsonl"
         self.known: dict[str, Any] = {}
         self.reused = 0

@@ -13,6 +13,7 @@ from sinkgate.probe.text import Piece, Text, default_texts, pieces
 
 __all__ = ["DEFAULT_TEXTS", "Split", "split"]
 
+RUN = 64  # tokens; so many in a row are no coincidence
 DEFAULT_TEXTS = 96  # speeches that are looked at when no text is given
 
 
@@ -27,6 +28,7 @@ class Split:
         bos: a sentence about the token in front.
         sources: how many texts they come from.
         wanted: pieces that the effort asks for.
+        repeated: pieces that were not verified on, as they repeat what is tuned on.
     """
 
     tune: tuple[Piece, ...]
@@ -35,6 +37,7 @@ class Split:
     bos: str
     sources: int
     wanted: int
+    repeated: int = 0
 
     @property
     def short(self) -> bool:
@@ -109,7 +112,20 @@ def split(
             depth += 1
     if len(first) < tune or len(rest) < least:  # one text, or few: a stretch for each
         first, rest = whole[:tune], whole[tune:]
-    return Split(tuple(first[:tune]), tuple(rest[:verify]), length, bos, len(sources), wanted)
+    first = first[:tune]
+    apart = [p for p in rest if not _shared(first, p)]
+    if len(apart) < least:
+        raise TextError(
+            f"{len(rest) - len(apart)} of {len(rest)} pieces to verify on repeat {RUN} tokens or more of those that are tuned on, which "
+            f"leaves {len(apart)} and {least} are needed: give texts that are not parts of one another"
+        )
+    return Split(tuple(first), tuple(apart[:verify]), length, bos, len(sources), wanted, len(rest) - len(apart))
+
+
+def _shared(tuned: list[Piece], piece: Piece) -> bool:
+    """Whether a piece repeats a run of tokens of the others: the same book under two names, a page quoted in another."""
+    runs = {tuple(p.ids[i : i + RUN]) for p in tuned for i in range(len(p.ids) - RUN + 1)}
+    return any(tuple(piece.ids[i : i + RUN]) in runs for i in range(len(piece.ids) - RUN + 1))
 
 
 def _tuned(names: list[str], sources: dict[str, list[Piece]], tune: int, verify: int, least: int) -> list[str]:
