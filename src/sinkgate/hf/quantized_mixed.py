@@ -213,6 +213,7 @@ class _Tokens:
         self.first: Tensor | None = None
 
     def told(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the model is called with, before it runs: a forward pre-hook."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         given = ids if isinstance(ids, Tensor) else kwargs.get("inputs_embeds")
         if not isinstance(given, Tensor):
