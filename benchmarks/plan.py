@@ -5,9 +5,10 @@ itself (every other one). Then 20 held-out texts from the speeches in between, w
 
 * the promise: the upper 95% bound of the mean increase over the 20 texts is within the tolerance;
 * the weight: bytes of the plan over those of the lightest setting of a plain grid (sinks 0, 1, 4 × window 128 … 2048 in powers
-  of two × 16, 8, 4 bits × both position schemes) that meets the same bound on the same texts. In a family (everything but the
-  window alike) the shortest window that meets it is found by bisection, since a longer window keeps all that a shorter one
-  does; a setting is given up at the first of 4, 8, 14 texts at which its mean is over the tolerance by four standard errors;
+  of two × 16, 8, 4 bits × both position schemes) that meets the same bound on the same texts. They are read from the lightest
+  up until one meets it. What keeps a part of what a broken one keeps counts as broken too, so the windows that break it with four
+  sinks and all bits are looked for first; a setting is given up at the first of 4, 8, 12 texts at which its mean is over the
+  tolerance by four standard errors;
 * beside ``recent + sinks(4)`` of the same bytes, paired over the texts.
 
 Every measured text is kept in the cache folder, so a run that was stopped goes on. ``SINKGATE_PLAN_MODELS`` names the models
@@ -39,7 +40,7 @@ MODELS = ("smollm2-135m", "gemma3-270m")
 SEARCHES = ((0, 0.01), (1, 0.02), (2, 0.05))  # seed and tolerance
 HELD_OUT = 20
 CONTEXT = 2048
-LOOKS = (4, 8, 14)  # texts after which a setting of the grid may be given up
+LOOKS = (4, 8, 12)  # texts after which a setting of the grid may be given up
 GIVE_UP = 4.0  # standard errors
 WINDOWS = (128, 256, 512, 1024, 2048)
 
@@ -76,7 +77,7 @@ def searched(name: str, seed: int, tolerance: float, loaded: Any) -> dict[str, A
 
     plan = sg.plan(
         loaded.model, loaded.tokenizer, max_increase=tolerance, context=CONTEXT, seed=seed, name=name, quantization=False,
-        recall=seed == 0, progress=say,
+        recall=False, progress=say,
     )  # fmt: skip
     plan.save(path)
     return json.loads(path.read_text())
@@ -91,9 +92,9 @@ def over(values: list[float], tolerance: float) -> bool:
 def met(measurer: Measurer, setting: Setting, texts: list[Piece], tolerance: float, label: str) -> tuple[bool, Mean]:
     """Whether the upper bound over all texts is within the tolerance; given up where that is plain."""
     values: list[float] = []
-    for piece in texts:
-        values.append(measurer.difference(setting, piece)[0])
-        if len(values) in LOOKS and over(values, tolerance):
+    for look in (*LOOKS, len(texts)):
+        values += [d for d, _ in measurer.differences(setting, texts[len(values) : look])]
+        if look < len(texts) and over(values, tolerance):
             break
     found = mean_of(values)
     kept = len(values) == len(texts) and found.upper is not None and found.upper <= tolerance
@@ -104,30 +105,47 @@ def met(measurer: Measurer, setting: Setting, texts: list[Piece], tolerance: flo
     return kept, found
 
 
+def part_of(one: Choice, other: Choice) -> bool:
+    """Whether it keeps no token, and no bit of one, that the other does not keep too."""
+    return (
+        one.positions == other.positions
+        and one.sinks <= other.sinks
+        and one.window <= other.window
+        and (one.bits or 16) <= (other.bits or 16)
+    )
+
+
 def grid(space: Space, measurer: Measurer, texts: list[Piece], tolerance: float, name: str) -> dict[str, Any]:
     """The lightest setting of the plain grid that meets the bound."""
-    best: tuple[int, Setting] | None = None
+    choices = [
+        space.whole(Choice(sinks=s, window=w, bits=b, positions=p))
+        for p in space.positions for s in range(3) for b in (0, 8, 4) for w in WINDOWS
+    ]  # fmt: skip
+    choices.sort(key=space.bytes)
     rows: dict[str, Any] = {}
-    families = [
-        Choice(sinks=s, bits=b, positions=p) for b in (4, 8, 0) for s in (2, 1, 0) for p in space.positions
-    ]  # the likely ones first: whatever weighs more than the best so far need not run
-    for family in families:
-        options = [Choice(**{**vars(family), "window": w}) for w in WINDOWS]
-        options = [c for c in options if best is None or space.bytes(c) < best[0]]
-        low, high = 0, len(options)
+    broken: list[Choice] = []
+
+    def meets(choice: Choice) -> bool:
+        setting = space.setting(choice)
+        if any(part_of(choice, other) for other in broken):
+            return False
+        if setting.key not in rows:
+            kept, found = met(measurer, setting, texts, tolerance, name)
+            rows[setting.key] = {"bytes": space.bytes(choice), "kept": kept, "nats": found.to_json()}
+            if not kept:
+                broken.append(choice)
+        return bool(rows[setting.key]["kept"])
+
+    for positions in space.positions:  # the shortest window that would do with four sinks and all bits
+        low, high = 0, len(WINDOWS) - 1
         while low < high:
             middle = (low + high) // 2
-            setting = space.setting(options[middle])
-            kept, found = met(measurer, setting, texts, tolerance, name)
-            rows[setting.key] = {"bytes": space.bytes(options[middle]), "kept": kept, "nats": found.to_json()}
-            if kept:
-                high = middle
-                best = (space.bytes(options[middle]), setting)
-            else:
-                low = middle + 1
+            probe = space.whole(Choice(sinks=2, window=WINDOWS[middle], positions=positions))
+            low, high = (low, middle) if meets(probe) else (middle + 1, high)
+    best = next((choice for choice in choices if meets(choice)), None)
     return {
-        "rows": rows, "best": None if best is None else {"bytes": best[0], **best[1].to_json()},
-        "settings": len(families) * len(WINDOWS), "measured": len(rows),
+        "rows": rows, "best": None if best is None else {"bytes": space.bytes(best), **space.setting(best).to_json()},
+        "settings": len(choices), "measured": len(rows),
     }  # fmt: skip
 
 
@@ -144,7 +162,7 @@ def measured(name: str) -> dict[str, Any]:
         tolerance = math.log1p(allowed)
         plan = searched(name, seed, allowed, loaded)
         setting = Setting.from_json(plan["setting"])
-        values = [measurer.difference(setting, p)[0] for p in texts]
+        values = [d for d, _ in measurer.differences(setting, texts)]
         found = mean_of(values)
         plain = space.fitting(Choice(sinks=2, positions=positions[0]), plan["predicted"]["bytes"])
         row: dict[str, Any] = {
@@ -157,7 +175,8 @@ def measured(name: str) -> dict[str, Any]:
         }  # fmt: skip
         if plain is not None and not setting.dense:
             other = space.setting(plain)
-            difference = mean_of([a - measurer.difference(other, p)[0] for a, p in zip(values, texts, strict=True)])
+            theirs = measurer.differences(other, texts)
+            difference = mean_of([a - b for a, (b, _) in zip(values, theirs, strict=True)])
             row["plain"] = {"setting": other.to_json(), "bytes": space.bytes(plain), "difference": difference.to_json()}
         searches.append(row)
         print(
@@ -169,7 +188,8 @@ def measured(name: str) -> dict[str, Any]:
         best = row["grid"]["best"]
         row["over_grid"] = None if best is None else row["bytes"] / best["bytes"]
     return {
-        "texts": [{"id": p.id, "source": p.source} for p in texts], "dense": mean_of([measurer.untouched(p).mean for p in texts]).to_json(),
+        "texts": [{"id": p.id, "source": p.source} for p in texts],
+        "dense": mean_of([measurer.untouched(p).mean for p in texts]).to_json(),
         "searches": searches, "environment": environment(),
         "dense_bytes": shape.bytes(LEAVE.value, "original", context=CONTEXT),
     }  # fmt: skip
@@ -183,7 +203,7 @@ def main() -> None:
         result |= {
             "environment": found["environment"],
             "context": CONTEXT,
-            "tolerance": TOLERANCE,
+            "searches": [list(s) for s in SEARCHES],
             "held_out": HELD_OUT,
         }
         result["models"][name] = found

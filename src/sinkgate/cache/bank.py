@@ -150,7 +150,11 @@ class Bank:
         move = self.track.move(step)
         if self.k is None:
             self._allocate(ask)
-        return self._many(ask, step, move) if move.index is None else self._one(ask, step, move)
+        if move.index is not None:
+            return self._one(ask, step, move)
+        out = self._many(ask, step, move)
+        self._store(ask, move)
+        return out
 
     # ---- private ------------------------------------------------------------------------------------------------------
 
@@ -250,7 +254,6 @@ class Bank:
             out = attend(
                 ask, torch.cat([q, second], 3), both, torch.cat([*values, kept_v], 2), torch.cat([*seen, see_slot], 2)
             )
-        self._store(ask, move)
         return out
 
     def _before(self, ask: Ask) -> Tensor:

@@ -294,7 +294,7 @@ class _Work:
         choice: Choice | None = Choice(**kept[0].choice)
         while choice is not None:
             setting = self.space.setting(choice)
-            verdict = verify(self.measurer, setting, self.texts.verify, asked,
+            verdict = verify(self.measurer, setting, self.texts.verify, asked, len(verdicts),
                              lambda done, of, s=setting: self.say(f"verifying {s}", done, of))  # fmt: skip
             verdicts.append(verdict)
             if verdict.kept:
@@ -351,11 +351,11 @@ class _Work:
         beside = {
             "setting": plain.to_json(), "bytes": self.space.bytes(fitted, self.request.batch),
             "difference": found.to_json(),
-            "increase": mean_of([self.measurer.difference(plain, p)[0] for p in pieces]).map(math.expm1).to_json(),
+            "increase": mean_of([d for d, _ in self.measurer.differences(plain, pieces)]).map(math.expm1).to_json(),
             "taken": False,
         }  # fmt: skip
         if found.low is not None and found.low > 0 and (tried < CANDIDATES or self.request.nats is None):
-            other = verify(self.measurer, plain, self.texts.verify, self.request)
+            other = verify(self.measurer, plain, self.texts.verify, self.request, min(tried, CANDIDATES - 1))
             if other.kept:
                 beside["taken"] = True
                 return other, beside
@@ -470,7 +470,7 @@ class _Work:
         data = spec.to_json()
         digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
         measurer = Measurer(self.model, self.measurer.store, lambda: apply_quantization(self.model, spec), digest)
-        verdict = verify(measurer, result.setting, self.texts.verify, self.request,
+        verdict = verify(measurer, result.setting, self.texts.verify, self.request, 0,
                          lambda done, of: self.say("verifying the weights", done, of))  # fmt: skip
         size = self.widths.uniform[self.weight_bits]
         both = {"increase": verdict.increase.to_json(), "promise": None if verdict.bound is None else math.expm1(verdict.bound),

@@ -8,7 +8,8 @@ and standard deviation s, the bound is ``m + k·s``, with k such that for normal
 
 where m' and s' are those of the later texts: both samples' means and standard deviations are random (a prediction bound, as in
 Hahn & Meeker, *Statistical Intervals*, ch. 4; k by integration over both standard deviations). α is .05 shared out (Bonferroni)
-over the looks and the candidates that are tried, since the first that passes is taken.
+over the candidates that are tried, since the first that passes is taken: most of it goes to the first, since those behind it
+weigh more and are tried to be safe. Looks before the last text may only give a candidate up, which costs nothing of it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AHEAD", "CANDIDATES", "Mean", "ahead", "factor", "mean_of", "needed"]
+__all__ = ["AHEAD", "CANDIDATES", "SPLIT", "Mean", "ahead", "factor", "mean_of", "needed"]
 
 AHEAD = 20  # texts that a promise is about
-CANDIDATES = 4  # settings that may be verified, one after the other
+SPLIT = (0.7, 0.15, 0.1, 0.05)  # of the 5%, for the settings that may be verified, one after the other
+CANDIDATES = len(SPLIT)
 LEVEL = 0.95
 POINTS = 400  # of each standard deviation, in the integration
 
@@ -76,12 +78,12 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(m, m - two, m + two, m + one, n, sd)
 
 
-def ahead(values: Sequence[float], share: int = 1, texts: int = AHEAD) -> float:
+def ahead(values: Sequence[float], share: float = 1.0, texts: int = AHEAD) -> float:
     """The bound of the module's formula.
 
     Args:
         values: differences of losses, one per text; at least two.
-        share: how many looks and candidates share the 5%.
+        share: of the 5%.
         texts: the later sample's size.
     """
     x = np.asarray(values, float)
@@ -89,7 +91,7 @@ def ahead(values: Sequence[float], share: int = 1, texts: int = AHEAD) -> float:
 
 
 @functools.cache
-def factor(n: int, share: int = 1, texts: int = AHEAD) -> float:
+def factor(n: int, share: float = 1.0, texts: int = AHEAD) -> float:
     """k of the module's formula.
 
     >>> round(factor(10**6), 2)  # the first sample known for certain: only the later one varies
@@ -105,13 +107,13 @@ def factor(n: int, share: int = 1, texts: int = AHEAD) -> float:
     bound = _t(LEVEL, texts - 1) / math.sqrt(texts) * later
 
     def missed(k: float) -> float:
-        return float(ndtr((bound[None] - k * first[:, None]) / spread).mean()) - (1 - LEVEL) / share
+        return float(ndtr((bound[None] - k * first[:, None]) / spread).mean()) - (1 - LEVEL) * share
 
     return float(brentq(missed, -10.0, 1e5))
 
 
 def needed(
-    values: Sequence[float], tolerance: float, share: int = 1, texts: int = AHEAD, most: int = 10**5
+    values: Sequence[float], tolerance: float, share: float = 1.0, texts: int = AHEAD, most: int = 10**5
 ) -> int | None:
     """Verified texts with which :func:`ahead` would be within the tolerance, were mean and spread as here; None: no number."""
     x = np.asarray(values, float)

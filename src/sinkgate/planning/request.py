@@ -25,7 +25,7 @@ class Effort:
     Args:
         trials: settings measured by the search, at most; those that the search can decide without measuring are not counted.
         tune: texts that a setting is tuned on.
-        looks: texts read when the verification is looked at; it may end at each.
+        looks: texts read when the verification is looked at; it may give up at each, and decides at the last.
         tokens: of one text at most; a longer context is promised for texts of so many tokens, and the plan says so.
         screen: tokens of the text on which each layer is tried alone.
         recall: questions for each distance.
@@ -42,8 +42,8 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(8, 2, (4,), 1024, 256, 3, 2),
-    "default": Effort(14, 3, (6, 12), 2048, 512, 4, 3),
+    "quick": Effort(8, 2, (6,), 1024, 256, 3, 2),
+    "default": Effort(12, 3, (8, 16), 2048, 512, 4, 3),
     "thorough": Effort(60, 6, (12, 24, 48), 16384, 1024, 20, 12),
 }
 

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sinkgate.errors import ArgumentError, NonFiniteError, SinkgateError, UnsupportedError
+from sinkgate.errors import ArgumentError, NonFiniteError, UnsupportedError
 from sinkgate.planning.cost import Latency
-from sinkgate.planning.measure import Measurer
-from sinkgate.planning.promise import CANDIDATES, Mean, factor, mean_of
+from sinkgate.planning.measure import Measurer, out_of_memory
+from sinkgate.planning.promise import SPLIT, Mean, factor, mean_of
 from sinkgate.planning.request import Request
 from sinkgate.planning.setting import Setting
 from sinkgate.planning.space import SHARES, Choice, Space
@@ -30,7 +28,7 @@ from sinkgate.probe.text import Piece
 
 __all__ = ["FORMAT", "Search", "Trial", "expected", "search"]
 
-FORMAT = 1  # of a study; another search would not go on from this one's
+FORMAT = 2  # of a study; another search would not go on from this one's
 SKIPS = 25  # proposals per measured trial that may be decided without measuring
 GUESSED = 0.7  # of the measured trials at most are guesses of ours, the rest the sampler's
 NEAR = 1.12  # two windows that are closer than this are not told apart
@@ -299,9 +297,8 @@ def _value(it: Search, trial: Trial) -> float:
 def expected(request: Request, nats: Sequence[float]) -> float:
     """What the verification's bound is likely to be, of a setting with these differences on the tuning texts."""
     found = mean_of(nats)
-    looks = request.much.looks
     spread = max(found.sd or 0.0, LEAST_SPREAD * abs(found.mean))
-    return found.mean + factor(looks[-1], len(looks) * CANDIDATES) * spread
+    return found.mean + factor(request.much.looks[-1], SPLIT[0]) * spread
 
 
 def _try(it: Search, asked: Any, choice: Choice) -> Trial:
@@ -317,27 +314,20 @@ def _try(it: Search, asked: Any, choice: Choice) -> Trial:
     nats: list[float] = []
     late: list[float] = []
     try:
-        for i, piece in enumerate(it.pieces):
-            whole, parts = it.measurer.difference(setting, piece)
-            nats.append(whole)
-            late.append(parts[-1])
-            asked.report(whole, i)
-            if i + 1 < len(it.pieces) and asked.should_prune():
-                return _trial(
-                    it,
-                    asked,
-                    choice,
-                    "refuted",
-                    f"over the tolerance after {i + 1} of {len(it.pieces)} texts",
-                    nats,
-                    late,
-                )
-    except (MemoryError, torch.OutOfMemoryError) as err:
-        return _trial(it, asked, choice, "out of memory", _line(err), nats, late)
+        # the first alone: it ends most of the trials that break the tolerance; the others together
+        for some in (it.pieces[:1], it.pieces[1:]):
+            found = it.measurer.differences(setting, some)
+            for whole, parts in found:
+                nats.append(whole)
+                late.append(parts[-1])
+                asked.report(whole, len(nats) - 1)
+            if len(nats) < len(it.pieces) and asked.should_prune():
+                why = f"over the tolerance after {len(nats)} of {len(it.pieces)} texts"
+                return _trial(it, asked, choice, "refuted", why, nats, late)
     except NonFiniteError as err:
         return _trial(it, asked, choice, "failed", _line(err), nats, late)
-    except RuntimeError as err:
-        if isinstance(err, SinkgateError) or "allocate memory" not in str(err):
+    except (MemoryError, RuntimeError) as err:
+        if not out_of_memory(err):
             raise
         return _trial(it, asked, choice, "out of memory", _line(err), nats, late)
     if it.request.nats is not None and expected(it.request, nats) > it.request.nats:

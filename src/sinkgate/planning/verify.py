@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sinkgate.planning.measure import Measurer
-from sinkgate.planning.promise import CANDIDATES, Mean, ahead, mean_of, needed
+from sinkgate.planning.measure import TOGETHER, Measurer
+from sinkgate.planning.promise import CANDIDATES, SPLIT, Mean, ahead, mean_of, needed
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
 from sinkgate.planning.setting import Setting
@@ -82,38 +82,49 @@ def following(
 
 
 def verify(
-    measurer: Measurer, setting: Setting, pieces: Sequence[Piece], request: Request, progress: Any = None
+    measurer: Measurer,
+    setting: Setting,
+    pieces: Sequence[Piece],
+    request: Request,
+    tried: int = 0,
+    progress: Any = None,
 ) -> Verdict:
-    """Read text by text, and look at the bound after each of the effort's looks.
+    """Read texts until it is plain that the tolerance is broken, and decide behind the last.
 
-    The error of 5% is shared by all looks at all candidates.
+    Args:
+        measurer: of the model.
+        setting: the candidate.
+        pieces: texts; of the effort's looks those before the last may only give the candidate up.
+        request: its tolerance.
+        tried: candidates before this one: which share of the 5% is its own.
+        progress: called with (texts read, all).
     """
     verdict = Verdict(setting)
     looks = sorted({min(n, len(pieces)) for n in request.much.looks})
-    share = len(request.much.looks) * CANDIDATES
-    tolerance = request.nats
+    share, tolerance = SPLIT[tried], request.nats
     for look in looks:
-        for piece in pieces[len(verdict.nats) : look]:
-            whole, parts = measurer.difference(setting, piece)
-            verdict.nats.append(whole)
-            verdict.late.append(parts[-1])
+        while len(verdict.nats) < look:
+            some = pieces[len(verdict.nats) : min(look, len(verdict.nats) + TOGETHER)]
+            for whole, parts in measurer.differences(setting, some):
+                verdict.nats.append(whole)
+                verdict.late.append(parts[-1])
             if progress is not None:
                 progress(len(verdict.nats), looks[-1])
         verdict.looked.append(look)
         if tolerance is None:
             continue
         verdict.bound = ahead(verdict.nats, share)
-        verdict.kept = verdict.bound <= tolerance
         low = mean_of(verdict.nats).low
-        if verdict.kept or (low is not None and low > tolerance):
+        if low is not None and low > tolerance:
             break
-    if tolerance is None:
-        verdict.kept = True
-    elif not verdict.kept:
+    whole_way = verdict.looked[-1] == looks[-1]
+    verdict.kept = tolerance is None or (whole_way and verdict.bound is not None and verdict.bound <= tolerance)
+    if tolerance is not None and not verdict.kept:
         verdict.more = needed(verdict.nats, tolerance, share)
     return verdict
 
 
 def compared(measurer: Measurer, setting: Setting, other: Setting, pieces: Sequence[Piece]) -> Mean:
     """Nats that ``setting`` loses more than ``other``, paired over texts: above 0 where the other is better."""
-    return mean_of([measurer.loss(setting, p).mean - measurer.loss(other, p).mean for p in pieces])
+    both = zip(measurer.differences(setting, pieces), measurer.differences(other, pieces), strict=True)
+    return mean_of([one[0] - two[0] for one, two in both])

@@ -28,7 +28,7 @@ export function promiseFigure(payload) {
       s("path", { class: "plan-chosen", "data-at": X(found.mean), d: `M${X(found.mean)} ${y - 6}l6 6l-6 6l-6 -6z` }), s("text", { x: X(found.mean), y: y + (number(promise) && Math.abs(X(promise) - X(found.mean)) < 150 ? 48 : 30), "text-anchor": anchor(X(found.mean)) }, t("measured {n}", { n: signed(found.mean) })));
   };
   return figure({ title, name: "promise", about: payload.meta.model.name.slice(0, 200), draw, data: () => [[t("quantity"), t("increase"), t("low"), t("high")], ...rows.map(([name, v], i) => [name, v, i ? null : found.low, i ? null : found.high])],
-    note: number(promise) ? t("The interval is that of these texts; the promise is a bound for other texts of the same kind, over as many looks as were taken.") : null });
+    note: number(promise) ? t("The interval is that of these texts; the promise is a bound for other texts of the same kind, which allows for as many settings as could be tried.") : null });
 }
 
 /** Bars, one a layer. */

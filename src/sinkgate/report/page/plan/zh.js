@@ -29,7 +29,7 @@ learn("zh", {
   "mark": "标记", "trial": "试验", "increase": "增幅", "texts": "文本数",
   // figures.js
   "The promise beside the tolerance": "保证与容限对照", "measured": "实测", "promised for other texts": "对其他文本的保证", "the tolerance": "容限", "promised ≤ {n}": "保证 ≤ {n}", "measured {n}": "实测 {n}", "quantity": "量",
-  "The interval is that of these texts; the promise is a bound for other texts of the same kind, over as many looks as were taken.": "区间针对这些文本；保证则是对其他同类文本的上界，已计入查看的次数。",
+  "The interval is that of these texts; the promise is a bound for other texts of the same kind, which allows for as many settings as could be tried.": "区间针对这些文本；保证则是对其他同类文本的上界，已计入可能尝试的设置个数。",
   "What a layer loses when it alone forgets": "单独一层遗忘时的损失", "nats a token": "每词元奈特",
   "One layer keeps a short window and its sinks, all others keep everything: the rise of the loss on one of the tuning texts. It decides which layers may keep less.": "只让一层保留短窗口和汇，其余各层保留全部：在一段调优文本上损失的上升。它决定哪些层可以少保留。",
   // tables.js
