@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,9 @@ class Formula:
         self.asked.append((setting.key, text.id))
         value = self.f(setting, int(text.id.split()[1]))
         return value, (value,) * 4
+
+    def differences(self, setting: Setting, texts: Sequence[Piece]) -> list[tuple[float, tuple[float, ...]]]:
+        return [self.difference(setting, text) for text in texts]
 
     def loss(self, setting: Setting, text: Piece) -> Loss:
         value = 3.0 + self.f(setting, int(text.id.split()[1]))

@@ -17,7 +17,7 @@ from models import tiny, tokenizer, words
 from sinkgate.cache.registry import as_policy
 from sinkgate.errors import ArgumentError, TextError
 from sinkgate.planning.measure import STEPS
-from sinkgate.planning.promise import CANDIDATES, factor
+from sinkgate.planning.promise import SPLIT, factor
 from sinkgate.planning.search import Trial
 from sinkgate.planning.texts import split
 
@@ -61,7 +61,7 @@ def test_the_increase_is_that_of_single_steps_on_the_named_texts(llama: Any, pla
     assert (found["low"], found["high"]) == pytest.approx(
         (math.expm1(interval.low), math.expm1(interval.high)), abs=1e-3
     )
-    k = factor(len(changes), CANDIDATES)  # one look of the quick effort
+    k = factor(len(changes), SPLIT[0])  # the first candidate
     bound = np.mean(changes) + k * np.std(changes, ddof=1)
     assert p.measured["promise"] == pytest.approx(math.expm1(bound), abs=1e-3)
     assert p.measured["promise"] <= 0.5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import nct, t, ttest_1samp
 
-from sinkgate.planning.promise import AHEAD, ahead, factor, mean_of, needed
+from sinkgate.planning.promise import AHEAD, CANDIDATES, SPLIT, ahead, factor, mean_of, needed
 
 
 def test_intervals_against_scipy() -> None:
@@ -32,7 +32,7 @@ def test_the_bound_where_everything_before_is_known() -> None:
     # P(mean' + a s'/√m ≤ k) with σ = 1: −(z − k√m)/s' ≥ a  ⇔  a noncentral t
     k = factor(10**6)
     assert nct.cdf(-a, AHEAD - 1, -k * math.sqrt(AHEAD)) == pytest.approx(0.95, abs=2e-3)
-    assert ahead([0.01, 0.03, 0.02], share=8) > ahead([0.01, 0.03, 0.02])
+    assert ahead([0.01, 0.03, 0.02], share=1 / 8) > ahead([0.01, 0.03, 0.02])
     x = [0.01, 0.03, 0.02, 0.04]
     assert ahead(x) == pytest.approx(0.025 + np.std(x, ddof=1) * factor(4), rel=1e-12)
 
@@ -48,6 +48,34 @@ def test_a_promise_is_kept_as_often_as_it_says(n: int) -> None:
         later = mean_of(rng.normal(0.01, 0.005, AHEAD)).upper
         kept += later is not None and later <= bound
     assert 0.94 <= kept / draws <= 0.96
+
+
+def test_the_error_is_shared_out_whole() -> None:
+    assert sum(SPLIT) == pytest.approx(1.0)
+    assert len(SPLIT) == CANDIDATES
+    assert list(SPLIT) == sorted(SPLIT, reverse=True)
+
+
+@pytest.mark.parametrize("steps", [0.0, 0.0005, 0.002])
+def test_candidates_one_after_the_other_keep_the_promise_too(steps: float) -> None:
+    """Each loses ``steps`` less than the one before; they share the verified texts, and the first that passes is taken."""
+    rng = np.random.default_rng(2)
+    tolerance, spread, n = 0.01, 0.003, 16
+    k = [factor(n, share) for share in SPLIT]
+    a = t.ppf(0.95, AHEAD - 1) / math.sqrt(AHEAD)
+    for first in (0.008, 0.009, 0.0095):  # true means near which a promise is easily broken
+        draws, broken, taken = 4000, 0, 0
+        for _ in range(draws):
+            shared = rng.normal(0, spread, n)
+            for i, factor_i in enumerate(k):
+                mean = first - i * steps
+                if mean + shared.mean() + factor_i * shared.std(ddof=1) <= tolerance:
+                    later = rng.normal(mean, spread, AHEAD)
+                    broken += later.mean() + a * later.std(ddof=1) > tolerance
+                    taken += 1
+                    break
+        assert broken / draws <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / draws)
+        assert taken > 0
 
 
 def test_the_number_of_texts_that_would_do() -> None:

@@ -32,9 +32,9 @@ def record(llama: Any) -> sg.Diagnosis:
     return found
 
 
-def one_piece(tokens: int = 100) -> Any:
-    found, _ = pieces(tokenizer(), TEXTS, tokens=tokens, samples=1)
-    return found[0]
+def one_piece(tokens: int = 100, which: int = 0) -> Any:
+    found, _ = pieces(tokenizer(), TEXTS, tokens=tokens, samples=6)
+    return found[which]
 
 
 @torch.no_grad()
@@ -133,6 +133,58 @@ def test_losses_are_those_of_single_steps(llama: Any, policy: str, tmp_path: Pat
         whole, parts = measurer.difference(Setting(policy, positions), piece)
         assert whole == pytest.approx(found.mean - measurer.loss(LEAVE, piece).mean, abs=1e-12)
         assert len(parts) == 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "passes"),
+    [("quantized(recent(40) + sinks(4), bits=4)", 1), ("recent(20) + sinks(4)", 2),
+     ("per_layer(quantized(recent(40), bits=4), [1], quantized(recent(40), bits=8))", 1),
+     ("quantized(recent(40) + sinks(1) + sinks(3, token_ids=[9, 20, 33]), bits=4)", None)],
+)  # fmt: skip
+def test_texts_read_together_lose_what_each_loses_alone(
+    llama: Any, policy: str, passes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [one_piece(120, seed) for seed in range(5)]
+    alone, together = (Measurer(llama, Store(n, "b", tmp_path)) for n in ("alone", "together"))
+    batches: list[int] = []
+    batch = Measurer._batch
+    monkeypatch.setattr(
+        Measurer, "_batch", lambda self, s, some: batches.append(0 if s.dense else len(some)) or batch(self, s, some)
+    )
+    setting = Setting(policy)
+    together.difference(setting, texts[3])
+    found = together.differences(setting, [*texts, texts[0]])
+    read = [n for n in batches if n]
+    assert sum(read) == 5, "each once"
+    assert read[0] == 1
+    assert passes is None or len(read) == 1 + passes
+    assert found[0] == found[-1]
+    for one, text in zip(found, texts, strict=False):
+        whole, parts = alone.difference(setting, text)
+        assert one[0] == pytest.approx(whole, abs=2e-5)
+        assert one[1] == pytest.approx(parts, abs=5e-5)
+    assert together.loss(setting, texts[0]).bytes == alone.loss(setting, texts[0]).bytes
+
+
+@pytest.mark.parametrize("error", [MemoryError("no"), RuntimeError("could not allocate memory for 9 bytes")])
+def test_texts_that_memory_does_not_hold_together_are_read_alone(
+    llama: Any, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurer, batch, read = Measurer(llama, Store("a", "b", tmp_path)), Measurer._batch, []
+
+    def small(self: Measurer, setting: Setting, some: Any) -> Any:
+        if len(some) > 1:
+            raise error
+        read.append(some[0].id)
+        return batch(self, setting, some)
+
+    monkeypatch.setattr(Measurer, "_batch", small)
+    texts = [one_piece(80, seed) for seed in range(3)]
+    measurer.differences(Setting("quantized(recent(40), bits=4)"), texts)
+    assert read[:3] == [t.id for t in texts]
+    monkeypatch.setattr(Measurer, "_batch", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error)):
+        measurer.differences(Setting("recent(30)"), texts[:1])
 
 
 def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:

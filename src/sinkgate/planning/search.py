@@ -32,6 +32,7 @@ FORMAT = 2  # of a study; another search would not go on from this one's
 SKIPS = 25  # proposals per measured trial that may be decided without measuring
 GUESSED = 0.7  # of the measured trials at most are guesses of ours, the rest the sampler's
 NEAR = 1.12  # two windows that are closer than this are not told apart
+LIGHTER = 0.9  # of the bytes: what is worth a trial with other bits
 LEAST_SPREAD = 0.25  # of the mean: what few tuning texts are believed to differ by at least
 
 
@@ -252,7 +253,7 @@ def _guess(it: Search, start: Sequence[Choice]) -> Choice | None:
 
 
 def _near(it: Search, choice: Choice) -> list[Choice]:
-    """The best so far with fewer bits; half way (in octaves) to a window that was too short; then with one thing changed.
+    """The best so far with fewer bits, or with more where that is lighter; half way (in octaves) to a window that was too short; then with one thing changed.
 
     Half the layers in 8 bits, other sinks, sinks packed too, positions counted otherwise; some heads or layers that keep the whole
     context beside a window half as long.
@@ -262,6 +263,13 @@ def _near(it: Search, choice: Choice) -> list[Choice]:
     fewer = {0: 8, 8: 4}.get(choice.bits) if alike else None
     if fewer in it.space.bits:
         found.append(dataclasses.replace(choice, bits=fewer))
+    if alike:  # of short windows the groups that fill weigh more than the bits save
+        for more in (b for b in it.space.bits if (b or 16) > (choice.bits or 16)):
+            lighter = it.space.fitting(
+                dataclasses.replace(choice, bits=more), round(LIGHTER * it.bytes(choice)), it.request.batch
+            )
+            if lighter is not None and 2 * lighter.window >= choice.window:
+                found.append(lighter)
     if choice.bits == 8 and choice.spread == "alike" and "bits" in it.space.spreads:
         found.append(dataclasses.replace(choice, spread="bits", share=SHARES[-1], bits=4))
     short = [Choice(**t.choice).window for t in it.trials
