@@ -49,7 +49,7 @@ class Formula:
 
     def loss(self, setting: Setting, text: Piece) -> Loss:
         value = 3.0 + self.f(setting, int(text.id.split()[1]))
-        return Loss(value, (value,) * 4, 0.0, 0)
+        return Loss(value, (value,) * 4, 0.0)
 
 
 def window(setting: Setting) -> int:

@@ -116,7 +116,8 @@ def test_packed_caches_are_read_a_group_at_a_time() -> None:
     "policy",
     ["recent(20) + sinks(4)", "quantized(recent(40) + sinks(4), bits=4)", "quantized(recent(32) + sinks(1), keep_sinks=false)",
      "per_layer(quantized(recent(40), bits=4), [1], quantized(recent(40), bits=8))", "recent(12) + heavy(4) + sinks(1)",
-     "quantized(recent(40) + sinks(1) + sinks(3, token_ids=[9, 20, 33]), bits=4)"],
+     "quantized(recent(40) + sinks(1) + sinks(3, token_ids=[9, 20, 33]), bits=4)", "quantized(recent(500) + sinks(4), bits=4)",
+     "per_head(quantized(recent(40), bits=4), [[0, 0]], quantized(recent(480), bits=4))", "recent(500) + heavy(4) + sinks(1)"],
 )  # fmt: skip
 def test_losses_are_those_of_single_steps(llama: Any, policy: str, tmp_path: Path) -> None:
     piece = one_piece(120)
@@ -163,7 +164,6 @@ def test_texts_read_together_lose_what_each_loses_alone(
         whole, parts = alone.difference(setting, text)
         assert one[0] == pytest.approx(whole, abs=2e-5)
         assert one[1] == pytest.approx(parts, abs=5e-5)
-    assert together.loss(setting, texts[0]).bytes == alone.loss(setting, texts[0]).bytes
 
 
 @pytest.mark.parametrize("error", [MemoryError("no"), RuntimeError("could not allocate memory for 9 bytes")])

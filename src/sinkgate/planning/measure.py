@@ -40,13 +40,11 @@ class Loss:
         mean: nats per prediction.
         parts: the same in each quarter of the text.
         seconds: in the model.
-        bytes: of the cache at the end.
     """
 
     mean: float
     parts: tuple[float, ...]
     seconds: float
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class Measurer:
             for key, loss in zip(some, found, strict=True):
                 self.store[key] = asdict(loss)
         known = [self.store[key] for key in keys]
-        return [Loss(x["mean"], tuple(x["parts"]), x["seconds"], x["bytes"]) for x in known]
+        return [Loss(x["mean"], tuple(x["parts"]), x["seconds"]) for x in known]
 
     def difference(self, setting: Setting, piece: Piece) -> tuple[float, tuple[float, ...]]:
         """Nats that the setting adds to a text's loss, whole and by quarter."""
@@ -152,18 +150,18 @@ class Measurer:
 
     def _batch(self, setting: Setting, pieces: Sequence[Piece]) -> list[Loss]:
         text = torch.tensor([piece.ids for piece in pieces], device=compat.input_device(self.model))
+        policy = setting.within(text.shape[1]).value
         rows: list[list[np.ndarray]] = [[] for _ in pieces]
         start = time.perf_counter()
         with (
             opened(),
             evaluating(self.model),
-            streaming(self.model, setting.value, positions=setting.positions) as cache,
+            streaming(self.model, policy, positions=setting.positions) as cache,
         ):
-            for i, j in spans(setting.value, pieces[0].ids[:-1]):
+            for i, j in spans(policy, pieces[0].ids[:-1]):
                 logits = self.model(text[:, i:j], cache=cache).logits
                 for row, found in enumerate(rows):
                     found.append(losses(logits[row], text[row, i + 1 : j + 1]))
-            size = cache.nbytes() // len(pieces)
         seconds = (time.perf_counter() - start) / len(pieces)
         result = []
         for piece, found in zip(pieces, rows, strict=True):
@@ -173,7 +171,7 @@ class Measurer:
             self.tokens += len(nats)
             self.seconds += seconds
             parts = tuple(float(p.mean()) for p in np.array_split(nats, min(PARTS, len(nats))))
-            result.append(Loss(float(nats.mean()), parts, seconds, size))
+            result.append(Loss(float(nats.mean()), parts, seconds))
         return result
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -49,6 +50,11 @@ class Setting:
     def dense(self) -> bool:
         """Whether it changes nothing."""
         return self.policy == "dense"
+
+    def within(self, tokens: int) -> Setting:
+        """What does the same to a text of so many tokens: no window is longer, so no room is made that stays empty."""
+        shorter = re.sub(r"\brecent\((\d+)\)", lambda found: f"recent({min(int(found[1]), tokens)})", self.policy)
+        return Setting(shorter, self.positions)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
