@@ -9,7 +9,7 @@ itself (every other one). Then 20 held-out texts from the speeches in between, w
   up until one meets it. What keeps a part of what a broken one keeps counts as broken too, so the windows that break it with four
   sinks and all bits are looked for first; a setting is given up at the first of 4, 8, 12 texts at which its mean is over the
   tolerance by four standard errors;
-* beside ``recent + sinks(4)`` of the same bytes, paired over the texts.
+* beside ``recent + sinks(4)`` of the same bytes, paired over the texts, as many as it takes to be four standard errors from 0.
 
 Every measured text is kept in the cache folder, so a run that was stopped goes on. ``SINKGATE_PLAN_MODELS`` names the models
 (default: both), one process each if they are to run side by side; the results of the others stay in the file.
@@ -40,8 +40,8 @@ MODELS = ("smollm2-135m", "gemma3-270m")
 SEARCHES = ((0, 0.01), (1, 0.02), (2, 0.05))  # seed and tolerance
 HELD_OUT = 20
 CONTEXT = 2048
-LOOKS = (4, 8, 12)  # texts after which a setting of the grid may be given up
-GIVE_UP = 4.0  # standard errors
+LOOKS = (4, 8, 12)  # texts after which a reading may end, where what is asked is plain
+PLAIN = 4.0  # standard errors
 WINDOWS = (128, 256, 512, 1024, 2048)
 
 
@@ -83,21 +83,34 @@ def searched(name: str, seed: int, tolerance: float, loaded: Any) -> dict[str, A
     return json.loads(path.read_text())
 
 
-def over(values: list[float], tolerance: float) -> bool:
-    """Whether a setting can be given up."""
+def beyond(values: list[float], than: float) -> int:
+    """1: their mean is plainly above, −1: plainly below, 0: neither."""
     error = np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(np.mean(values)) - GIVE_UP * error > tolerance
+    away = (float(np.mean(values)) - than) / max(float(error), 1e-12)
+    return 0 if abs(away) < PLAIN else int(np.sign(away))
 
 
-def met(measurer: Measurer, setting: Setting, texts: list[Piece], tolerance: float, label: str) -> tuple[bool, Mean]:
-    """Whether the upper bound over all texts is within the tolerance; given up where that is plain."""
+def met(
+    measurer: Measurer, setting: Setting, texts: list[Piece], tolerance: float, label: str, *, probe: bool = False
+) -> tuple[bool, Mean]:
+    """Whether the upper bound over all texts is within the tolerance; given up where it plainly is not.
+
+    Args:
+        measurer: of the model.
+        setting: which.
+        texts: all of them.
+        tolerance: nats.
+        label: for the progress.
+        probe: only whether it is broken is asked, so it ends as well where it plainly is not.
+    """
     values: list[float] = []
     for look in (*LOOKS, len(texts)):
         values += [d for d, _ in measurer.differences(setting, texts[len(values) : look])]
-        if look < len(texts) and over(values, tolerance):
+        where = beyond(values, tolerance)
+        if look < len(texts) and (where > 0 or (probe and where < 0)):
             break
     found = mean_of(values)
-    kept = len(values) == len(texts) and found.upper is not None and found.upper <= tolerance
+    kept = found.upper is not None and found.upper <= tolerance and (probe or len(values) == len(texts))
     print(
         f"{label}: {setting} {'meets' if kept else 'breaks'} it ({math.expm1(found.mean):+.2%} over {len(values)} texts)",
         flush=True,
@@ -125,13 +138,15 @@ def grid(space: Space, measurer: Measurer, texts: list[Piece], tolerance: float,
     rows: dict[str, Any] = {}
     broken: list[Choice] = []
 
-    def meets(choice: Choice) -> bool:
+    def meets(choice: Choice, *, probe: bool = False) -> bool:
         setting = space.setting(choice)
         if any(part_of(choice, other) for other in broken):
             return False
-        if setting.key not in rows:
-            kept, found = met(measurer, setting, texts, tolerance, name)
-            rows[setting.key] = {"bytes": space.bytes(choice), "kept": kept, "nats": found.to_json()}
+        if setting.key not in rows or (rows[setting.key]["probe"] and not probe):
+            kept, found = met(measurer, setting, texts, tolerance, name, probe=probe)
+            rows[setting.key] = {
+                "bytes": space.bytes(choice), "kept": kept, "probe": probe and kept, "nats": found.to_json(),
+            }  # fmt: skip
             if not kept:
                 broken.append(choice)
         return bool(rows[setting.key]["kept"])
@@ -141,7 +156,7 @@ def grid(space: Space, measurer: Measurer, texts: list[Piece], tolerance: float,
         while low < high:
             middle = (low + high) // 2
             probe = space.whole(Choice(sinks=2, window=WINDOWS[middle], positions=positions))
-            low, high = (low, middle) if meets(probe) else (middle + 1, high)
+            low, high = (low, middle) if meets(probe, probe=True) else (middle + 1, high)
     best = next((choice for choice in choices if meets(choice)), None)
     return {
         "rows": rows, "best": None if best is None else {"bytes": space.bytes(best), **space.setting(best).to_json()},
@@ -175,8 +190,13 @@ def measured(name: str) -> dict[str, Any]:
         }  # fmt: skip
         if plain is not None and not setting.dense:
             other = space.setting(plain)
-            theirs = measurer.differences(other, texts)
-            difference = mean_of([a - b for a, (b, _) in zip(values, theirs, strict=True)])
+            gains: list[float] = []
+            for look in (*LOOKS, len(texts)):
+                theirs = measurer.differences(other, texts[len(gains) : look])
+                gains += [a - b for a, (b, _) in zip(values[len(gains) : look], theirs, strict=True)]
+                if beyond(gains, 0.0):
+                    break
+            difference = mean_of(gains)
             row["plain"] = {"setting": other.to_json(), "bytes": space.bytes(plain), "difference": difference.to_json()}
         searches.append(row)
         print(
