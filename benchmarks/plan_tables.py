@@ -22,9 +22,9 @@ def promise(chinese: bool) -> str:
         if chinese
         else [
             "model",
-            "search",
+            "allowed",
             "plan",
-            f"perplexity, {texts} held-out texts (95% interval; upper bound, asked {limit})",
+            f"perplexity, {texts} held-out texts (95% interval; upper bound)",
             "promised",
             "kept",
         ]
@@ -52,7 +52,7 @@ def grid(chinese: bool) -> str:
     head = (
         [
             "模型",
-            "搜索",
+            "允许",
             "方案 MiB",
             "全部缓存 MiB",
             "网格中最轻且满足者",
@@ -62,7 +62,7 @@ def grid(chinese: bool) -> str:
         if chinese
         else [
             "model",
-            "search",
+            "allowed",
             "plan, MiB",
             "whole cache, MiB",
             "the grid's lightest that keeps it",
@@ -101,7 +101,7 @@ def cost(chinese: bool) -> str:
         if chinese
         else [
             "model",
-            "search",
+            "allowed",
             "bytes, predicted over measured",
             "a step over one with everything kept: predicted",
             "measured (95% interval)",
