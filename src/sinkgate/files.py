@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sinkgate.errors import OutputError, RecordError
 
-__all__ = ["BROKEN", "MOST_JSON", "jsonable", "read_json", "save_json", "typed", "write_atomically"]
+__all__ = ["BROKEN", "MOST_JSON", "jsonable", "open_record", "read_json", "save_json", "typed", "write_atomically"]
 
 # what reading a record that was changed by hand may raise, when a part is missing or of another kind
 BROKEN = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
+T = TypeVar("T")
 MOST_JSON = 256 << 20  # bytes of a record's JSON
 
 
@@ -92,6 +94,25 @@ def read_json(path: Path, what: str, *, most: int = MOST_JSON) -> Any:
     except (OSError, ValueError, RecursionError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else err
         raise RecordError(f"{path} is not {what}: {str(reason)[:200]}") from err
+
+
+def open_record(path: Path, what: str, make: Callable[[Any], T]) -> T:
+    """What ``make`` builds from a JSON file.
+
+    Args:
+        path: of the file.
+        what: it should be, for the error: "plan".
+        make: raises RecordError for what it cannot use.
+
+    Raises:
+        RecordError: there is none, or it is damaged; names the file.
+    """
+    try:
+        return make(read_json(path, f"a readable {what}"))
+    except FileNotFoundError:
+        raise RecordError(f"{path} is not a readable {what}: there is no such file") from None
+    except RecordError as err:
+        raise (err if str(path) in str(err) else RecordError(f"{path}: {err}")) from err
 
 
 def _no_constant(name: str) -> Any:

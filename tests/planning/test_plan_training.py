@@ -279,7 +279,7 @@ def test_a_damaged_record_is_one_line(which: str, done: tuple[TrainingPlan, Path
 
 
 def test_no_record() -> None:
-    with pytest.raises(RecordError, match="there is no training plan at"):
+    with pytest.raises(RecordError, match="is not a readable training plan: there is no such file"):
         TrainingPlan.load("/nowhere")
 
 

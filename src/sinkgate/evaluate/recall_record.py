@@ -12,7 +12,7 @@ from typing import Any
 from sinkgate.errors import ArgumentError, RecordError
 from sinkgate.evaluate.recall import Outcome, RecallResult, wilson
 from sinkgate.evaluate.stream_record import labels
-from sinkgate.files import BROKEN, read_json, save_json, typed
+from sinkgate.files import BROKEN, open_record, save_json, typed
 
 __all__ = ["Cell", "RecallArm", "RecallRun"]
 
@@ -196,14 +196,7 @@ class RecallRun:
         Raises:
             RecordError: there is none, or it is damaged.
         """
-        try:
-            data = read_json(Path(path), "a readable recall run")
-        except FileNotFoundError:
-            raise RecordError(f"{path} is not a readable recall run: there is no such file") from None
-        try:
-            return cls.from_json(data)
-        except RecordError as err:
-            raise RecordError(f"{path}: {err}") from err
+        return open_record(Path(path), "recall run", cls.from_json)
 
     def __str__(self) -> str:
         meta = self.meta

@@ -13,7 +13,7 @@ from sinkgate.cache.base import Policy
 from sinkgate.cache.per_head import PerHead, PerLayer
 from sinkgate.cache.sizes import human
 from sinkgate.errors import ArgumentError, RecordError
-from sinkgate.files import BROKEN, read_json, save_json, typed
+from sinkgate.files import BROKEN, open_record, save_json, typed
 from sinkgate.planning.promise import Mean
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
@@ -268,14 +268,7 @@ class Plan:
         Raises:
             RecordError: there is none, or it is damaged.
         """
-        try:
-            data = read_json(Path(path), "a readable plan")
-        except FileNotFoundError:
-            raise RecordError(f"{path} is not a readable plan: there is no such file") from None
-        try:
-            return cls.from_json(data)
-        except RecordError as err:
-            raise RecordError(f"{path}: {err}") from err
+        return open_record(Path(path), "plan", cls.from_json)
 
     def __str__(self) -> str:
         model, asked = self.meta["model"], self.request

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sinkgate.errors import ArgumentError, RecordError
-from sinkgate.files import BROKEN, read_json, save_json, typed
+from sinkgate.files import BROKEN, open_record, save_json, typed
 from sinkgate.planning.training_decision import Candidate, Decision, decide
 from sinkgate.planning.training_settings import settings
 from sinkgate.record import Interval, student_interval
@@ -256,12 +256,7 @@ class TrainingPlan:
         """
         path = Path(path)
         path = path / "plan.json" if path.is_dir() else path
-        try:
-            return cls.from_json(read_json(path, "a readable training plan"))
-        except FileNotFoundError:
-            raise RecordError(f"there is no training plan at {path}") from None
-        except RecordError as err:
-            raise (err if str(path) in str(err) else RecordError(f"{path}: {err}")) from err
+        return open_record(path, "training plan", cls.from_json)
 
 
 def _check(meta: dict[str, Any], arms: list[Any]) -> None:
