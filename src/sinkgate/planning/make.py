@@ -27,7 +27,7 @@ from sinkgate.hf.load import load
 from sinkgate.planning import bits, reasons
 from sinkgate.planning.cost import Latency, Shape, fit_latency
 from sinkgate.planning.measure import STEPS, Measurer, step_times
-from sinkgate.planning.promise import CANDIDATES, Mean, mean_of
+from sinkgate.planning.promise import SPLIT, Mean, mean_of
 from sinkgate.planning.quantization_spec import apply_quantization
 from sinkgate.planning.record import Plan, refuse_goal
 from sinkgate.planning.request import EFFORTS, Request
@@ -37,7 +37,7 @@ from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.space import SPREADS, Choice, Space, least_bytes, sink_options
 from sinkgate.planning.store import Store
 from sinkgate.planning.texts import Split, split
-from sinkgate.planning.verify import Verdict, compared, following, verify
+from sinkgate.planning.verify import HEAVIER, Verdict, compared, following, lighter, verify
 from sinkgate.probe.diagnose import diagnose
 from sinkgate.probe.policy import sinks_policy
 from sinkgate.probe.text import Piece, Text
@@ -290,25 +290,39 @@ class _Work:
         kept = it.kept()
         if not kept:
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_kept(it)])
-        verdicts: list[Verdict] = []
-        choice: Choice | None = Choice(**kept[0].choice)
-        while choice is not None:
-            setting = self.space.setting(choice)
-            verdict = verify(self.measurer, setting, self.texts.verify, asked, len(verdicts),
-                             lambda done, of, s=setting: self.say(f"verifying {s}", done, of))  # fmt: skip
-            verdicts.append(verdict)
-            if verdict.kept:
-                break
-            choice = following(choice, kept, self.space, len(verdicts), asked.batch, asked.budget)
-        last = verdicts[-1]
-        if not last.kept:
+        verdicts, last = self._verified(it, kept)
+        if last is None:
             self.refused += reasons.not_promised(verdicts, self.texts, asked)
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_verified(verdicts, asked)])
         size = self.shape.bytes(last.setting.value, last.setting.positions, context=self.context, batch=asked.batch)
-        last, baseline = self._beside_plain(last, size, len(verdicts))
+        last, baseline = self._beside_plain(last, size)
         found = self._result("change", last.setting, last, it.trials, baseline=baseline, reasons=[])
         found.reasons = reasons.chosen(found, it, last, verdicts, self.record, self.part)
         return found
+
+    def _verified(self, it: Search, kept: list[Trial]) -> tuple[list[Verdict], Verdict | None]:
+        """Every candidate, and the last that passed: the search's own and lighter ones while they do, or else heavier ones."""
+        asked, verdicts = self.request, list[Verdict]()
+
+        def passes(choice: Choice, share: float) -> bool:
+            setting = self.space.setting(choice)
+            verdict = verify(self.measurer, setting, self.texts.verify, asked, share,
+                             lambda done, of: self.say(f"verifying {setting}", done, of))  # fmt: skip
+            verdicts.append(verdict)
+            return verdict.kept
+
+        choice: Choice | None = Choice(**kept[0].choice)
+        assert choice is not None
+        if passes(choice, SPLIT[0]):
+            while (choice := lighter(choice, verdicts[-1], it.trials, self.space, asked)) is not None:
+                if not passes(choice, SPLIT[0]):
+                    break
+        else:
+            for tried, share in enumerate(SPLIT[1 : 1 + HEAVIER]):
+                choice = following(choice, kept, self.space, tried, asked.batch, asked.budget)
+                if choice is None or passes(choice, share):
+                    break
+        return verdicts, next((v for v in reversed(verdicts) if v.kept), None)
 
     def _tried(self, trial: Trial, measured: int) -> None:
         if trial.state != "skipped":
@@ -329,10 +343,10 @@ class _Work:
                 start.append(Choice(spread=spread, share=0.25, sinks=four, window=at[2], bits=8, positions=positions))
         return start
 
-    def _beside_plain(self, verdict: Verdict, size: int, tried: int) -> tuple[Verdict, dict[str, Any] | None]:
+    def _beside_plain(self, verdict: Verdict, size: int) -> tuple[Verdict, dict[str, Any] | None]:
         """``recent + sinks(4)`` of the same bytes on the same texts; it is taken where it is better beyond the interval.
 
-        It is one more candidate, so it is verified only while there are fewer than share the error.
+        It is one more candidate, with a share of the error kept for it.
         """
         four = Choice(sinks=self.space.sinks.index("sinks(4)"), positions=self.space.positions[0])
         fitted = self.space.fitting(four, size, self.request.batch)
@@ -351,11 +365,11 @@ class _Work:
         beside = {
             "setting": plain.to_json(), "bytes": self.space.bytes(fitted, self.request.batch),
             "difference": found.to_json(),
-            "increase": mean_of([d for d, _ in self.measurer.differences(plain, pieces)]).map(math.expm1).to_json(),
+            "increase": mean_of([d for d, _ in self.measurer.differences(plain, pieces[: found.n])]).map(math.expm1).to_json(),
             "taken": False,
         }  # fmt: skip
-        if found.low is not None and found.low > 0 and (tried < CANDIDATES or self.request.nats is None):
-            other = verify(self.measurer, plain, self.texts.verify, self.request, min(tried, CANDIDATES - 1))
+        if found.low is not None and found.low > 0:
+            other = verify(self.measurer, plain, self.texts.verify, self.request, SPLIT[-1])
             if other.kept:
                 beside["taken"] = True
                 return other, beside
@@ -470,7 +484,7 @@ class _Work:
         data = spec.to_json()
         digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
         measurer = Measurer(self.model, self.measurer.store, lambda: apply_quantization(self.model, spec), digest)
-        verdict = verify(measurer, result.setting, self.texts.verify, self.request, 0,
+        verdict = verify(measurer, result.setting, self.texts.verify, self.request, 1.0,
                          lambda done, of: self.say("verifying the weights", done, of))  # fmt: skip
         size = self.widths.uniform[self.weight_bits]
         both = {"increase": verdict.increase.to_json(), "promise": None if verdict.bound is None else math.expm1(verdict.bound),

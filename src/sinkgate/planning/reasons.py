@@ -98,10 +98,9 @@ def chosen(
             lines.append(
                 f"Of what single layers lose when they alone forget, layers {', '.join(worst)} lose {share:.0%}."
             )
-    if len(verdicts) > 1:
-        lines.append(
-            f"{len(verdicts) - 1} setting{'s' * (len(verdicts) > 2)} before it could not be verified to keep the tolerance."
-        )
+    missed = sum(not v.kept for v in verdicts)
+    if missed:
+        lines.append(f"{missed} other setting{'s' * (missed > 1)} could not be verified to keep the tolerance.")
     if plan.baseline is not None:
         lines.append(_baseline(plan))
     states = [t.state for t in it.trials]

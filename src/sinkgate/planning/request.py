@@ -43,7 +43,7 @@ class Effort:
 
 EFFORTS = {
     "quick": Effort(8, 2, (6,), 1024, 256, 3, 2),
-    "default": Effort(12, 3, (8, 16), 2048, 512, 4, 3),
+    "default": Effort(10, 3, (6, 12), 2048, 512, 4, 3),
     "thorough": Effort(60, 6, (12, 24, 48), 16384, 1024, 20, 12),
 }
 

@@ -28,11 +28,12 @@ from sinkgate.probe.text import Piece
 
 __all__ = ["FORMAT", "Search", "Trial", "expected", "search"]
 
-FORMAT = 2  # of a study; another search would not go on from this one's
+FORMAT = 3  # of a study; another search would not go on from this one's
 SKIPS = 25  # proposals per measured trial that may be decided without measuring
 GUESSED = 0.7  # of the measured trials at most are guesses of ours, the rest the sampler's
-NEAR = 1.12  # two windows that are closer than this are not told apart
+NEAR = 1.2  # two windows that are closer than this are not told apart
 LIGHTER = 0.9  # of the bytes: what is worth a trial with other bits
+LIKELY = 0.84  # standard errors: a setting is kept that four in five times can be verified
 LEAST_SPREAD = 0.25  # of the mean: what few tuning texts are believed to differ by at least
 
 
@@ -303,10 +304,11 @@ def _value(it: Search, trial: Trial) -> float:
 
 
 def expected(request: Request, nats: Sequence[float]) -> float:
-    """What the verification's bound is likely to be, of a setting with these differences on the tuning texts."""
+    """What the verification's bound will hardly be above, of a setting with these differences on the tuning texts."""
     found = mean_of(nats)
     spread = max(found.sd or 0.0, LEAST_SPREAD * abs(found.mean))
-    return found.mean + factor(request.much.looks[-1], SPLIT[0]) * spread
+    ahead = request.much.looks[-1]
+    return found.mean + (factor(ahead, SPLIT[0]) + LIKELY * math.sqrt(1 / found.n + 1 / ahead)) * spread
 
 
 def _try(it: Search, asked: Any, choice: Choice) -> Trial:

@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 
 from sinkgate.planning.measure import TOGETHER, Measurer
-from sinkgate.planning.promise import CANDIDATES, SPLIT, Mean, ahead, mean_of, needed
+from sinkgate.planning.promise import Mean, ahead, mean_of, needed
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Trial
 from sinkgate.planning.setting import Setting
 from sinkgate.planning.space import Choice, Space
 from sinkgate.probe.text import Piece
 
-__all__ = ["Verdict", "compared", "following", "verify"]
+__all__ = ["HEAVIER", "Verdict", "compared", "following", "lighter", "verify"]
 
-WIDER = 1.15  # the next window, where one could not be verified
+HEAVIER = 2  # settings that may be tried where the search's own does not pass
+WIDER = 1.25  # the next window, up or down
+ROOM = 0.8  # of the tolerance: a bound below leaves room for a lighter setting
+HOPE = 0.5  # standard deviations that a mean before the last look has to stay below the tolerance
+PLAIN = 4.0  # standard errors at which a difference needs no more texts
 
 
 @dataclass
@@ -54,31 +58,50 @@ class Verdict:
 def following(
     failed: Choice, kept: Sequence[Trial], space: Space, tried: int, batch: int = 1, budget: int | None = None
 ) -> Choice | None:
-    """What is verified when a candidate could not be: its window a little longer, or a kept trial that weighs less than that.
+    """What is verified when a candidate could not be: its window longer, or a kept trial that weighs as little as that.
 
     Args:
         failed: the last candidate.
         kept: trials that keep the tolerance on the tuning texts.
         space: what can be chosen.
-        tried: how many candidates there were.
+        tried: how many heavier ones there were already.
         batch: sequences.
         budget: bytes that a longer window keeps to, as every trial does; None: no limit.
 
     Returns:
-        None: there is nothing more to try. The last candidate of all is the trial that was tuned to the least loss.
+        None: there is nothing more to try. The last of all is the trial that was tuned to the least loss.
     """
-    if tried >= CANDIDATES:
+    if tried >= HEAVIER:
         return None
     now = space.bytes(failed, batch)
     heavier = [t for t in kept if t.bytes > now]
-    if tried == CANDIDATES - 1 and heavier:
+    if tried == HEAVIER - 1 and heavier:
         return Choice(**min(heavier, key=lambda t: float(np.mean(t.nats))).choice)
     longer = min(math.ceil(failed.window * WIDER), max(failed.window, space.reach - space.pinned(failed)))
     wider = space.whole(dataclasses.replace(failed, window=longer))
     options = [Choice(**t.choice) for t in heavier]
     if wider.window > failed.window and (budget is None or space.bytes(wider, batch) <= budget):
-        options.append(wider)
+        enough = space.bytes(wider, batch)
+        options = [c for c in options if space.bytes(c, batch) >= enough] + [wider]
     return min(options, key=lambda c: space.bytes(c, batch), default=None)
+
+
+def lighter(passed: Choice, verdict: Verdict, trials: Sequence[Trial], space: Space, request: Request) -> Choice | None:
+    """What is verified when a candidate passed with room to spare: its window shorter.
+
+    The order is fixed before a text of the verification is read, and goes on only while each passes.
+
+    Returns:
+        None: there is no room, nothing lighter, or the tuning texts have shown that it breaks the tolerance.
+    """
+    tolerance = request.nats
+    if tolerance is None or request.aim == "quality" or verdict.bound is None or verdict.bound > ROOM * tolerance:
+        return None
+    shorter = space.whole(dataclasses.replace(passed, window=max(1, math.floor(passed.window / WIDER))))
+    if shorter.window >= passed.window or shorter.window < (2 if passed.spread == "heavy" else 1):
+        return None
+    broken = (t for t in trials if t.state == "refuted" and float(np.mean(t.nats)) > tolerance)
+    return None if any(shorter.keeps_less(Choice(**t.choice)) for t in broken) else shorter
 
 
 def verify(
@@ -86,22 +109,22 @@ def verify(
     setting: Setting,
     pieces: Sequence[Piece],
     request: Request,
-    tried: int = 0,
+    share: float = 1.0,
     progress: Any = None,
 ) -> Verdict:
-    """Read texts until it is plain that the tolerance is broken, and decide behind the last.
+    """Read texts until there is no hope, and decide behind the last.
 
     Args:
         measurer: of the model.
         setting: the candidate.
         pieces: texts; of the effort's looks those before the last may only give the candidate up.
         request: its tolerance.
-        tried: candidates before this one: which share of the 5% is its own.
+        share: of the 5%.
         progress: called with (texts read, all).
     """
     verdict = Verdict(setting)
     looks = sorted({min(n, len(pieces)) for n in request.much.looks})
-    share, tolerance = SPLIT[tried], request.nats
+    tolerance = request.nats
     for look in looks:
         while len(verdict.nats) < look:
             some = pieces[len(verdict.nats) : min(look, len(verdict.nats) + TOGETHER)]
@@ -114,8 +137,8 @@ def verify(
         if tolerance is None:
             continue
         verdict.bound = ahead(verdict.nats, share)
-        low = mean_of(verdict.nats).low
-        if low is not None and low > tolerance:
+        found = mean_of(verdict.nats)
+        if found.mean + HOPE * (found.sd or 0.0) > tolerance:
             break
     whole_way = verdict.looked[-1] == looks[-1]
     verdict.kept = tolerance is None or (whole_way and verdict.bound is not None and verdict.bound <= tolerance)
@@ -124,7 +147,16 @@ def verify(
     return verdict
 
 
-def compared(measurer: Measurer, setting: Setting, other: Setting, pieces: Sequence[Piece]) -> Mean:
-    """Nats that ``setting`` loses more than ``other``, paired over texts: above 0 where the other is better."""
-    both = zip(measurer.differences(setting, pieces), measurer.differences(other, pieces), strict=True)
-    return mean_of([one[0] - two[0] for one, two in both])
+def compared(measurer: Measurer, setting: Setting, other: Setting, pieces: Sequence[Piece], first: int = 4) -> Mean:
+    """Nats that ``setting`` loses more than ``other``, paired over texts: above 0 where the other is better.
+
+    The ``first`` texts alone where they leave no doubt.
+    """
+    found: list[float] = []
+    for some in (pieces[:first], pieces[first:]):
+        both = zip(measurer.differences(setting, some), measurer.differences(other, some), strict=True)
+        found += [one[0] - two[0] for one, two in both]
+        result = mean_of(found)
+        if result.sd is not None and abs(result.mean) > PLAIN * result.sd / math.sqrt(result.n):
+            break
+    return result
