@@ -7,4 +7,10 @@ from typing import Any
 from models import words
 
 TEXTS = [words(300, seed=i) for i in range(12)]
-ASKED: dict[str, Any] = {"max_increase": 0.5, "context": 128, "effort": "quick", "quantization": False, "recall": False}
+ASKED: dict[str, Any] = {
+    "max_increase": 0.05,
+    "context": 128,
+    "effort": "quick",
+    "quantization": False,
+    "recall": False,
+}

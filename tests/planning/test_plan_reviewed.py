@@ -19,7 +19,7 @@ from models import tiny, tokenizer, words
 from sinkgate.errors import NonFiniteError, OutputError, RecordError, UnsupportedError
 from sinkgate.planning import bits, make, reasons
 from sinkgate.planning.measure import Beside, Measurer
-from sinkgate.planning.promise import CANDIDATES
+from sinkgate.planning.promise import SPLIT
 from sinkgate.planning.quantization_spec import WeightSpec
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import search
@@ -182,35 +182,33 @@ def test_out_is_tried_before_the_search(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- the promise ----------------------------------------------------------------------------------------------------
 
 
-def beside(tried: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Setting], dict[str, Any]]:
-    """A plan's baseline that is better beyond the interval, after so many candidates."""
+def beside(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Setting, float]], dict[str, Any]]:
+    """A plan's baseline that is better beyond the interval."""
     work = make._Work(tiny("llama"), tokenizer(), Request(max_increase=0.1, context=256), "it", lambda *_: None)
     work.space = space()
     worse = Setting("recent(128)")
     work.measurer = Formula(lambda s, i: (0.05 if s == worse else 0.01) + 1e-4 * i)  # type: ignore[assignment]
     work.texts = Split((), tuple(piece(i) for i in range(6)), 256, "", 6, 6)
-    asked: list[Setting] = []
+    asked: list[tuple[Setting, float]] = []
 
-    def verify(_: Any, setting: Setting, *__: Any) -> Verdict:
-        asked.append(setting)
+    def verify(_: Any, setting: Setting, texts: Any, request: Any, share: float) -> Verdict:
+        asked.append((setting, share))
         return Verdict(setting, kept=False)
 
     monkeypatch.setattr(make, "verify", verify)
-    _, found = work._beside_plain(Verdict(worse, [0.05] * 6, kept=True), work.space.bytes(Choice(window=128)), tried)
+    _, found = work._beside_plain(Verdict(worse, [0.05] * 6, kept=True), work.space.bytes(Choice(window=128)))
     assert found is not None
     return asked, found
 
 
-def test_no_more_candidates_than_share_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, _ = beside(CANDIDATES - 1, monkeypatch)
-    assert len(asked) == 1
-    asked, found = beside(CANDIDATES, monkeypatch)
-    assert not asked, "the baseline would be a candidate too many"
+def test_the_baseline_has_a_share_of_the_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = beside(monkeypatch)
+    assert [share for _, share in asked] == [SPLIT[-1]]
     assert not found["taken"]
 
 
 def test_a_baseline_that_is_better_is_not_called_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, found = beside(1, monkeypatch)
+    _, found = beside(monkeypatch)
     assert found["difference"]["low"] > 0
     line = reasons._baseline(types.SimpleNamespace(baseline=found))
     assert line.endswith("nats: worse beyond the interval, but the other could not be verified to keep the tolerance.")

@@ -30,7 +30,7 @@ __all__ = ["FORMAT", "Search", "Trial", "expected", "search"]
 
 FORMAT = 3  # of a study; another search would not go on from this one's
 SKIPS = 25  # proposals per measured trial that may be decided without measuring
-GUESSED = 0.7  # of the measured trials at most are guesses of ours, the rest the sampler's
+GUESSED = 0.8  # of the measured trials at most are guesses of ours, the rest the sampler's
 NEAR = 1.2  # two windows that are closer than this are not told apart
 LIGHTER = 0.9  # of the bytes: what is worth a trial with other bits
 LIKELY = 0.84  # standard errors: a setting is kept that four in five times can be verified
