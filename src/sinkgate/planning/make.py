@@ -37,7 +37,7 @@ from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.space import SPREADS, Choice, Space, least_bytes, sink_options
 from sinkgate.planning.store import Store
 from sinkgate.planning.texts import Split, split
-from sinkgate.planning.verify import HEAVIER, Verdict, compared, following, lighter, verify
+from sinkgate.planning.verify import HEAVIER, LIGHTER, Verdict, compared, following, lighter, verify
 from sinkgate.probe.diagnose import diagnose
 from sinkgate.probe.policy import sinks_policy
 from sinkgate.probe.text import Piece, Text
@@ -314,8 +314,9 @@ class _Work:
         choice: Choice | None = Choice(**kept[0].choice)
         assert choice is not None
         if passes(choice, SPLIT[0]):
-            while (choice := lighter(choice, verdicts[-1], it.trials, self.space, asked)) is not None:
-                if not passes(choice, SPLIT[0]):
+            for _ in range(LIGHTER):
+                choice = lighter(choice, verdicts[-1], it.trials, self.space, asked)
+                if choice is None or not passes(choice, SPLIT[0]):
                     break
         else:
             for tried, share in enumerate(SPLIT[1 : 1 + HEAVIER]):

@@ -18,8 +18,9 @@ from sinkgate.planning.setting import Setting
 from sinkgate.planning.space import Choice, Space
 from sinkgate.probe.text import Piece
 
-__all__ = ["HEAVIER", "Verdict", "compared", "following", "lighter", "verify"]
+__all__ = ["HEAVIER", "LIGHTER", "Verdict", "compared", "following", "lighter", "verify"]
 
+LIGHTER = 2  # settings that may be tried where the search's own passes with room
 HEAVIER = 2  # settings that may be tried where the search's own does not pass
 WIDER = 1.25  # the next window, up or down
 ROOM = 0.8  # of the tolerance: a bound below leaves room for a lighter setting
