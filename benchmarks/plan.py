@@ -11,8 +11,9 @@ itself (every other one). Then 20 held-out texts from the speeches in between, w
   tolerance by four standard errors;
 * beside ``recent + sinks(4)`` of the same bytes, paired over the texts, as many as it takes to be four standard errors from 0.
 
-Every measured text is kept in the cache folder, so a run that was stopped goes on. ``SINKGATE_PLAN_MODELS`` names the models
-(default: both), one process each if they are to run side by side; the results of the others stay in the file.
+Every measured text is kept in the cache folder and, after each search and each grid, in ``results/readings/``, so a run that was
+stopped goes on, on another machine too: a reading is known by model, versions, setting and text. ``SINKGATE_PLAN_MODELS`` names
+the models (default: both), one process each if they are to run side by side; the results of the others stay in the file.
 """
 
 from __future__ import annotations
@@ -43,6 +44,19 @@ CONTEXT = 2048
 LOOKS = (4, 8, 12)  # texts after which a reading may end, where what is asked is plain
 PLAIN = 4.0  # standard errors
 WINDOWS = (128, 256, 512, 1024, 2048)
+READINGS = RESULTS / "readings"
+
+
+def exchange(measurer: Measurer) -> None:
+    """Losses that the cache folder knows into the results, and the other way round; times of steps are of one machine, and are not kept."""
+    store, path = measurer.store, READINGS / measurer.store.path.name
+    for line in path.read_text().splitlines() if path.exists() else ():
+        key, value = json.loads(line)
+        if key not in store:
+            store[key] = value
+    kept = [json.dumps([key, store[key]]) + "\n" for key in sorted(store) if key.startswith(("loss|", "forget|"))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(kept).encode())
 
 
 def held_out(tokenizer: Any) -> list[Piece]:
@@ -167,7 +181,7 @@ def grid(space: Space, measurer: Measurer, texts: list[Piece], tolerance: float,
 def measured(name: str) -> dict[str, Any]:
     """One model."""
     loaded = sg.load(name)
-    measurer = Measurer(loaded.model)
+    exchange(Measurer(loaded.model))  # before a plan looks for what is known
     texts = held_out(loaded.tokenizer)
     shape = Shape.of(loaded.model)
     positions = ("slots", "original") if shape.slots else ("original",)
@@ -176,6 +190,7 @@ def measured(name: str) -> dict[str, Any]:
     for seed, allowed in SEARCHES:
         tolerance = math.log1p(allowed)
         plan = searched(name, seed, allowed, loaded)
+        measurer = Measurer(loaded.model)  # knows what the plan has read
         setting = Setting.from_json(plan["setting"])
         values = [d for d, _ in measurer.differences(setting, texts)]
         found = mean_of(values)
@@ -199,6 +214,7 @@ def measured(name: str) -> dict[str, Any]:
             difference = mean_of(gains)
             row["plain"] = {"setting": other.to_json(), "bytes": space.bytes(plain), "difference": difference.to_json()}
         searches.append(row)
+        exchange(measurer)
         print(
             f"{name}, seed {seed}: {setting} {row['increase']['mean']:+.2%}, {'kept' if row['kept'] else 'BROKEN'}",
             flush=True,
@@ -207,6 +223,7 @@ def measured(name: str) -> dict[str, Any]:
         row["grid"] = grid(space, measurer, texts, math.log1p(row["tolerance"]), name)
         best = row["grid"]["best"]
         row["over_grid"] = None if best is None else row["bytes"] / best["bytes"]
+        exchange(measurer)
     return {
         "texts": [{"id": p.id, "source": p.source} for p in texts],
         "dense": mean_of([measurer.untouched(p).mean for p in texts]).to_json(),

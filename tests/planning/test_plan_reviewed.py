@@ -17,7 +17,7 @@ from test_plan_search import START, made  # type: ignore[import-not-found]
 import sinkgate as sg
 from models import tiny, tokenizer, words
 from sinkgate.errors import NonFiniteError, OutputError, RecordError, UnsupportedError
-from sinkgate.planning import bits, make, reasons
+from sinkgate.planning import bits, make, reasons, verify
 from sinkgate.planning.measure import Beside, Measurer
 from sinkgate.planning.promise import SPLIT
 from sinkgate.planning.quantization_spec import WeightSpec
@@ -44,7 +44,7 @@ def test_what_is_tried_after_a_failed_verification_keeps_to_the_budget() -> None
 
 def test_a_plan_hands_its_budget_on(llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(make, "following", lambda *given: asked.append(given[-1]))
+    monkeypatch.setattr(verify, "following", lambda *given: asked.append(given[-1]))
     monkeypatch.setattr(make, "verify", lambda measurer, setting, *_: Verdict(setting, [0.4, 0.5], bound=1.0))
     sg.plan(llama, tokenizer(), TEXTS, **ASKED, budget=20_000, folder=tmp_path)
     assert asked == [20_000]

@@ -96,19 +96,17 @@ def test_a_record_of_other_heads(record: sg.Diagnosis) -> None:
 # ---- passes ----------------------------------------------------------------------------------------------------------
 
 
-def test_packed_caches_are_read_a_group_at_a_time() -> None:
+def test_passes_end_behind_sinks_that_are_packed() -> None:
     def sizes(policy: str, tokens: int, ids: list[int] | None = None) -> list[int]:
         return [j - i for i, j in spans(as_policy(policy), [1] * tokens if ids is None else ids)]
 
     assert sizes("recent(64)", 600) == [256, 256, 88]
-    assert sizes("quantized(recent(64) + sinks(4))", 100) == [4, 32, 32, 32]
-    assert sizes("quantized(recent(64), group=8)", 20) == [8, 8, 4]
-    assert sizes("quantized(recent(64) + sinks(4))", 3) == [3]
-    assert sizes("per_layer(recent(9), [0], quantized(recent(64)))", 70) == [32, 32, 6]
-    # the token that is kept wherever it stands is in no group
-    assert sizes(
-        "quantized(recent(64) + sinks(1, token_ids=[7]), group=4)", 12, [1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 7, 1]
-    ) == [3, 2, 4, 3]
+    assert sizes("quantized(recent(64) + sinks(4))", 600) == [256, 256, 88]
+    assert sizes("quantized(recent(64) + sinks(4), keep_sinks=false)", 600) == [4, 252, 256, 88]
+    assert sizes("quantized(recent(64) + sinks(4), keep_sinks=false)", 3) == [3]
+    assert sizes("per_layer(recent(9), [0], quantized(recent(64) + sinks(2), keep_sinks=false))", 70) == [2, 68]
+    text = [1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 7, 1]  # one of the tokens is kept wherever it stands
+    assert sizes("quantized(recent(64) + sinks(1, token_ids=[7]), keep_sinks=false)", 12, text) == [3, 9]
 
 
 @torch.no_grad()
@@ -119,7 +117,10 @@ def test_packed_caches_are_read_a_group_at_a_time() -> None:
      "quantized(recent(40) + sinks(1) + sinks(3, token_ids=[9, 20, 33]), bits=4)", "quantized(recent(500) + sinks(4), bits=4)",
      "per_head(quantized(recent(40), bits=4), [[0, 0]], quantized(recent(480), bits=4))", "recent(500) + heavy(4) + sinks(1)"],
 )  # fmt: skip
-def test_losses_are_those_of_single_steps(llama: Any, policy: str, tmp_path: Path) -> None:
+def test_losses_are_those_of_single_steps(policy: str, tmp_path: Path) -> None:
+    llama = tiny(
+        "llama", dtype=torch.float64
+    )  # a rounding that falls to the other side changes a loss by more than rounding
     piece = one_piece(120)
     measurer = Measurer(llama, Store("a", "b", tmp_path))
     for positions in ("slots", "original"):
@@ -129,62 +130,11 @@ def test_losses_are_those_of_single_steps(llama: Any, policy: str, tmp_path: Pat
                 logits = llama(torch.tensor([[piece.ids[i]]]), cache=cache).logits[0, -1].double()
                 nats.append(float(logits.logsumexp(-1) - logits[piece.ids[i + 1]]))
         found = measurer.loss(Setting(policy, positions), piece)
-        assert found.mean == pytest.approx(np.mean(nats), abs=2e-5)
-        assert found.parts == pytest.approx([p.mean() for p in np.array_split(np.array(nats), 4)], abs=5e-5)
+        assert found.mean == pytest.approx(np.mean(nats), abs=1e-7)
+        assert found.parts == pytest.approx([p.mean() for p in np.array_split(np.array(nats), 4)], abs=1e-7)
         whole, parts = measurer.difference(Setting(policy, positions), piece)
         assert whole == pytest.approx(found.mean - measurer.loss(LEAVE, piece).mean, abs=1e-12)
         assert len(parts) == 4
-
-
-@pytest.mark.parametrize(
-    ("policy", "passes"),
-    [("quantized(recent(40) + sinks(4), bits=4)", 1), ("recent(20) + sinks(4)", 2),
-     ("per_layer(quantized(recent(40), bits=4), [1], quantized(recent(40), bits=8))", 1),
-     ("quantized(recent(40) + sinks(1) + sinks(3, token_ids=[9, 20, 33]), bits=4)", None)],
-)  # fmt: skip
-def test_texts_read_together_lose_what_each_loses_alone(
-    llama: Any, policy: str, passes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = [one_piece(120, seed) for seed in range(5)]
-    alone, together = (Measurer(llama, Store(n, "b", tmp_path)) for n in ("alone", "together"))
-    batches: list[int] = []
-    batch = Measurer._batch
-    monkeypatch.setattr(
-        Measurer, "_batch", lambda self, s, some: batches.append(0 if s.dense else len(some)) or batch(self, s, some)
-    )
-    setting = Setting(policy)
-    together.difference(setting, texts[3])
-    found = together.differences(setting, [*texts, texts[0]])
-    read = [n for n in batches if n]
-    assert sum(read) == 5, "each once"
-    assert read[0] == 1
-    assert passes is None or len(read) == 1 + passes
-    assert found[0] == found[-1]
-    for one, text in zip(found, texts, strict=False):
-        whole, parts = alone.difference(setting, text)
-        assert one[0] == pytest.approx(whole, abs=2e-5)
-        assert one[1] == pytest.approx(parts, abs=5e-5)
-
-
-@pytest.mark.parametrize("error", [MemoryError("no"), RuntimeError("could not allocate memory for 9 bytes")])
-def test_texts_that_memory_does_not_hold_together_are_read_alone(
-    llama: Any, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measurer, batch, read = Measurer(llama, Store("a", "b", tmp_path)), Measurer._batch, []
-
-    def small(self: Measurer, setting: Setting, some: Any) -> Any:
-        if len(some) > 1:
-            raise error
-        read.append(some[0].id)
-        return batch(self, setting, some)
-
-    monkeypatch.setattr(Measurer, "_batch", small)
-    texts = [one_piece(80, seed) for seed in range(3)]
-    measurer.differences(Setting("quantized(recent(40), bits=4)"), texts)
-    assert read[:3] == [t.id for t in texts]
-    monkeypatch.setattr(Measurer, "_batch", lambda *_: (_ for _ in ()).throw(error))
-    with pytest.raises(type(error)):
-        measurer.differences(Setting("recent(30)"), texts[:1])
 
 
 def test_a_torn_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:

@@ -8,62 +8,50 @@ from typing import Any
 import pytest
 from formula import Formula, piece, space, window
 
-from models import tiny, tokenizer
-from sinkgate.planning import make
 from sinkgate.planning.promise import SPLIT
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Search, Trial
 from sinkgate.planning.setting import Setting
 from sinkgate.planning.space import Choice
-from sinkgate.planning.texts import Split
-from sinkgate.planning.verify import Verdict, compared, verify
+from sinkgate.planning.verify import Verdict, compared, in_order, verify
 
 
-def candidates(
-    passing: Callable[[Choice], float], monkeypatch: pytest.MonkeyPatch, **request: Any
-) -> list[tuple[int, float]]:
+def candidates(passing: Callable[[Choice], float], **request: Any) -> list[tuple[int, float]]:
     """(window, share) of every candidate; ``passing`` gives a choice's bound over the tolerance."""
-    asked = Request(**{"max_increase": 0.1, "context": 256, **request})
-    work = make._Work(tiny("llama"), tokenizer(), asked, "it", lambda *_: None)
-    work.space = space()
-    work.measurer = Formula(lambda *_: 0.0)  # type: ignore[assignment]
-    work.texts = Split((), tuple(piece(i) for i in range(6)), 256, "", 6, 6)
+    asked, small = Request(**{"max_increase": 0.1, "context": 256, **request}), space()
     seen: list[tuple[int, float]] = []
 
-    def verify(_: Any, setting: Setting, texts: Any, request: Any, share: float, progress: Any) -> Verdict:
+    def read(setting: Setting, share: float) -> Verdict:
         size = window(setting)
-        bound = passing(Choice(window=size)) * request.nats
+        bound = passing(Choice(window=size)) * asked.nats
         seen.append((size, share))
-        return Verdict(setting, [0.01] * 6, bound=bound, kept=bound <= request.nats)
+        return Verdict(setting, [0.01] * 6, bound=bound, kept=bound <= asked.nats)
 
-    monkeypatch.setattr(make, "verify", verify)
-    trial = Trial(
-        0, work.space.setting(Choice(window=100)), vars(Choice(window=100)), 1, None, "kept", "", (0.01, 0.01, 0.01)
-    )
-    heavy = Trial(
-        1, work.space.setting(Choice(window=220)), vars(Choice(window=220)), 10**9, None, "kept", "", (0.0, 0.0, 0.0)
-    )
-    broken = Trial(2, work.space.setting(Choice(window=60)), vars(Choice(window=60)), 1, None, "refuted", "", (0.5,))
-    it = Search(asked, work.space, [], work.measurer, None, [trial, heavy, broken])
-    verdicts, last = work._verified(it, [trial, heavy])
+    def trial(number: int, size: int, weight: int, state: str, *nats: float) -> Trial:
+        choice = Choice(window=size)
+        return Trial(number, small.setting(choice), vars(choice), weight, None, state, "", nats)
+
+    trials = [trial(0, 100, 1, "kept", 0.01, 0.01, 0.01), trial(1, 220, 10**9, "kept", 0.0, 0.0, 0.0)]
+    it = Search(asked, small, [], Formula(lambda *_: 0.0), None, [*trials, trial(2, 60, 1, "refuted", 0.5)])  # type: ignore[arg-type]
+    verdicts, last = in_order(it, trials, read)
     assert (last is None) == (not any(v.kept for v in verdicts))
     if last is not None:
         assert last is [v for v in verdicts if v.kept][-1]
     return seen
 
 
-def test_candidates_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_in_their_order() -> None:
     main, more, most, _ = SPLIT
     # no room: the first is taken
-    assert candidates(lambda c: 0.9, monkeypatch) == [(100, main)]
+    assert candidates(lambda c: 0.9) == [(100, main)]
     # room: shorter while each passes, until one is known to break it
-    assert candidates(lambda c: 0.5, monkeypatch) == [(100, main), (80, main), (64, main)]
-    assert candidates(lambda c: 0.5 if c.window > 90 else 2.0, monkeypatch) == [(100, main), (80, main)]
+    assert candidates(lambda c: 0.5) == [(100, main), (80, main), (64, main)]
+    assert candidates(lambda c: 0.5 if c.window > 90 else 2.0) == [(100, main), (80, main)]
     # it does not pass: longer, then the one that was tuned to the least loss
-    assert candidates(lambda c: 2.0, monkeypatch) == [(100, main), (125, more), (220, most)]
-    assert candidates(lambda c: 0.5 if c.window > 110 else 2.0, monkeypatch) == [(100, main), (125, more)]
+    assert candidates(lambda c: 2.0) == [(100, main), (125, more), (220, most)]
+    assert candidates(lambda c: 0.5 if c.window > 110 else 2.0) == [(100, main), (125, more)]
     # the least loss is the goal: nothing lighter is looked for
-    assert candidates(lambda c: 0.5, monkeypatch, goal="quality", budget=10**6) == [(100, main)]
+    assert candidates(lambda c: 0.5, goal="quality", budget=10**6) == [(100, main)]
 
 
 def test_hopeless_candidates_are_given_up_early() -> None:

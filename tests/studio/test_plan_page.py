@@ -185,8 +185,7 @@ def test_points_are_read_by_keyboard_and_by_pointer(watched: Watched, address: s
     assert said.startswith("trial 6, quantized(recent(508) + sinks(4), bits=4), positions of the cache, 4 MiB, 31")
     assert "2 texts" in said
     assert "refuted: over the tolerance after 2 of 3 texts; on the frontier" in said
-    page.locator("#tip").wait_for(state="visible")  # before, its text has no lines
-    assert page.inner_text("#tip").splitlines()[0] == "trial 6"
+    assert page.locator("#tip p").first.text_content() == "trial 6"
     heard = [said]
     for _ in range(20):
         page.keyboard.press("ArrowRight")
@@ -206,7 +205,7 @@ def test_points_are_read_by_keyboard_and_by_pointer(watched: Watched, address: s
     assert box is not None
     page.mouse.move(box["x"] + where["x"] + 60, box["y"] + where["y"] + 3)
     page.locator("#tip").wait_for(state="visible")
-    assert page.inner_text("#tip").splitlines()[0] in ("trial 3, the plan when tuned", "the plan, verified")
+    assert page.locator("#tip p").first.text_content() in ("trial 3, the plan when tuned", "the plan, verified")
 
 
 def test_the_table_is_sorted_and_saved(watched: Watched, address: str) -> None:

@@ -309,7 +309,8 @@ def test_reading_is_stopped_by_its_button_and_by_leaving_the_page(watched: Watch
     page.wait_for_selector("#r-found svg", timeout=60_000)
     page.click("#r-stop")
     page.wait_for_selector("#r-go:enabled")
-    assert page.locator("#r-found svg").count() == 2  # what there is stays
+    page.locator("#r-found svg").nth(1).wait_for()  # what there is stays; it is drawn in the next frame
+    assert page.locator("#r-found svg").count() == 2
     assert ends(served.studio)
     page.click("#r-go")
     page.wait_for_selector("#r-found svg", timeout=60_000)

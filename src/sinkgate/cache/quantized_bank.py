@@ -2,11 +2,12 @@
 
 The ring is cut into groups of tokens. The group that fills, and the tail before it, are as the model computed them; a group
 that leaves the tail is packed: keys per channel over the group's tokens, values per token. A pass sees its own tokens as
-computed, those before as they are held, and packs afterwards what is full.
+computed, those before as they are held, and packs afterwards what is full (but for :func:`stepwise`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,22 +24,24 @@ from sinkgate.cache.track import FAR, Move, Step, Track
 from sinkgate.errors import ArgumentError, UnsupportedError
 from sinkgate.rope import Rotation
 
-__all__ = ["QuantizedBank", "opened", "ring_slots"]
+__all__ = ["QuantizedBank", "ring_slots", "stepwise"]
 
-_OPENED: ContextVar[bool] = ContextVar("opened", default=False)
+_STEPWISE: ContextVar[bool] = ContextVar("stepwise", default=False)
 
 
 @contextmanager
-def opened() -> Iterator[None]:
-    """Banks whose first tokens come inside keep what they pack unpacked as well: the same numbers, sooner, in more memory.
+def stepwise() -> Iterator[None]:
+    """Inside, every token of a pass finds what it would find in single steps; for measuring, where texts are read in long passes.
 
-    For measuring: a pass then unpacks the groups that it packed, and not the whole ring. ``nbytes`` counts the packed form alone.
+    A group that leaves the tail during the pass is packed for the tokens behind. Sinks that are packed as well are so behind the
+    pass that brings the last of them. Banks whose first tokens come inside also keep what they pack unpacked: the same numbers,
+    sooner, in more memory (``nbytes`` counts the packed form alone).
     """
-    token = _OPENED.set(True)
+    token = _STEPWISE.set(True)
     try:
         yield
     finally:
-        _OPENED.reset(token)
+        _STEPWISE.reset(token)
 
 
 def ring_slots(keep: Keep) -> int:
@@ -78,6 +81,9 @@ class QuantizedBank(Bank):
         self.groups = track.ring // self.group
         self.tails = min(math.ceil(keep.storage.tail / self.group) + 1, self.groups)
         self._open: tuple[Tensor, Tensor] | None = None  # the ring, unpacked, where it is kept so
+        self._left: dict[
+            str, tuple[list[int], Packed]
+        ] = {}  # of a pass: first group by row, what was packed from there
         for name in self.tensors:
             setattr(self, name, None)
 
@@ -116,7 +122,7 @@ class QuantizedBank(Bank):
         self.k_codes, self.v_codes = empty(g, d // share, dtype=torch.uint8), empty(g, dv // share, dtype=torch.uint8)
         self.k_scale, self.k_zero = empty(1, d), empty(1, d)
         self.v_scale, self.v_zero = empty(g, 1), empty(g, 1)
-        if _OPENED.get():
+        if _STEPWISE.get():
             self._open = ask.k.new_zeros(b, kv, n * g, d), ask.v.new_zeros(b, kv, n * g, dv)
 
     def _grown(self) -> None:
@@ -155,7 +161,58 @@ class QuantizedBank(Bank):
         whole = Bank(self.keep, self.track, self.rotation)  # the same as unquantised, on what is unpacked
         whole.k, whole.v = torch.cat([kept[0], k], 2), torch.cat([kept[1], v], 2)
         whole.raw = None if self.raw is None else self._raw()
+        if _STEPWISE.get():
+            move = self._stepwise(ask, step, move, whole)
         return whole._many(ask, step, move)
+
+    def _stepwise(self, ask: Ask, step: Step, move: Move, whole: Bank) -> Move:
+        """Packed forms of the groups that leave the tail during the pass, behind the ring; who sees which form."""
+        known: dict[tuple[int, int], Any] = move.__dict__.setdefault("stepwise", {})  # the same in every layer
+        if (self.group, self.tails) not in known:
+            known[self.group, self.tails] = self._leaving(step, move)
+        leaving = known[self.group, self.tails]
+        if leaving is None:
+            return move
+        first, index, see_ring, see_new = leaving
+        assert whole.k is not None and whole.v is not None
+        parts = {}
+        for name, held, new, axis in (("k", whole.k, ask.k, -2), ("v", whole.v, ask.v, -1)):
+            tokens = torch.cat([held[:, :, self.track.pinned :], new], 2)
+            members = tokens.gather(2, index[:, None, :, None].expand(-1, tokens.shape[1], -1, tokens.shape[3]))
+            packed = pack(members.unflatten(2, (-1, self.group)), self.bits, axis)
+            parts[name] = torch.cat([held, packed.unpack(tokens.dtype).flatten(2, 3)], 2)
+            self._left[name] = first, packed
+        whole.k, whole.v = parts["k"], parts["v"]
+        return dataclasses.replace(move, see_ring=see_ring, see_new=see_new)
+
+    def _leaving(self, step: Step, move: Move) -> tuple[list[int], Tensor, Tensor, Tensor] | None:
+        """The first group that leaves the tail, by row; tokens of all that do; what queries see of ring and groups, and of new tokens.
+
+        Tokens are ``[b, n]``, numbered over ring and new ones. None: no group leaves before the last token.
+        """
+        assert move.see_ring is not None and move.see_new is not None
+        g, ring, count = self.group, self.track.ring, self.count.to(step.positions.device)[:, None]
+        rest = self._to_ring(step, move)
+        order = count + rest.long().cumsum(1) - rest.long()  # of each new token; how many are in the ring before it
+        packed = order // g - self.tails  # the last group that a query finds packed
+        first = (count // g - self.tails + 1).clamp_min(0)  # the first that is not packed yet
+        groups = int((packed - first).max()) + 1
+        if groups <= 0:
+            return None
+        members = first * g + torch.arange(groups * g, device=rest.device)
+        new = torch.argsort(~rest, dim=1, stable=True)
+        at = new.gather(1, (members - count).clamp(0, rest.shape[1] - 1))
+        index = torch.where(members < count, members % ring, ring + at)
+        slots = torch.arange(ring, device=rest.device)
+        held = count - 1 - (count - 1 - slots) % ring  # the order of the token in each slot
+        see = torch.cat([move.see_ring, move.see_new], 2)
+        group = torch.cat([held, order], 1) // g
+        gone = (group >= first)[:, None] & (group[:, None] <= packed[..., None])
+        there = see.gather(2, index[:, None].expand(-1, see.shape[1], -1)) & (
+            (members // g)[:, None] <= packed[..., None]
+        )
+        as_computed = see & ~gone
+        return first[:, 0].tolist(), index, torch.cat([as_computed[..., :ring], there], 2), as_computed[..., ring:]
 
     # ---- pinned tokens ------------------------------------------------------------------------------------------------
 
@@ -204,7 +261,7 @@ class QuantizedBank(Bank):
 
     def _ring(self, ask: Ask) -> tuple[Tensor, Tensor]:
         """All groups, unpacked, with the tail as it is."""
-        if self._open is not None:
+        if self._open is not None and _STEPWISE.get():
             k, v = self._open
         else:
             k = self._packed("k").unpack(ask.k.dtype).flatten(2, 3)
@@ -224,12 +281,7 @@ class QuantizedBank(Bank):
             index = move.index if isinstance(move.index, Tensor) else torch.full((len(ask.k),), move.index)
             rest = (index >= self.track.pinned)[:, None]
         else:
-            assert move.kept_source is not None
-            rest = step.positions != FAR
-            source = move.kept_source
-            pinned = torch.zeros(len(rest), rest.shape[1] + 1, dtype=torch.bool, device=rest.device)
-            pinned.scatter_(1, torch.where(source >= 0, source, rest.shape[1]), True)
-            rest = rest & ~pinned[:, :-1]
+            rest = self._to_ring(step, move)
         for row in range(len(rest)):
             tokens = rest[row].nonzero().flatten()
             order = int(self.count[row])
@@ -243,12 +295,26 @@ class QuantizedBank(Bank):
                 if order % g == 0 and j + 1 >= self.tails:
                     self._pack(row, j + 1 - self.tails)
             self.count[row] = order
+        self._left.clear()
+
+    def _to_ring(self, step: Step, move: Move) -> Tensor:
+        """``[b, c]``: the new tokens of a longer pass that are not pinned."""
+        assert move.kept_source is not None
+        rest, source = step.positions != FAR, move.kept_source
+        pinned = torch.zeros(len(rest), rest.shape[1] + 1, dtype=torch.bool, device=rest.device)
+        pinned.scatter_(1, torch.where(source >= 0, source, rest.shape[1]), True)
+        return rest & ~pinned[:, :-1]
 
     def _pack(self, row: int, j: int) -> None:
         """Group j leaves the tail."""
         source, to = (j % self.tails) * self.group, j % self.groups
         for name, tail, axis in (("k", self.tail_k, -2), ("v", self.tail_v, -1)):
-            found = pack(tail[row, :, source : source + self.group], self.bits, axis)
+            first, left = self._left.get(name, ([], None))
+            i = j - first[row] if left is not None else -1
+            if left is not None and 0 <= i < left.codes.shape[2]:
+                found = Packed(left.codes[row, :, i], left.scale[row, :, i], left.zero[row, :, i], self.bits)
+            else:
+                found = pack(tail[row, :, source : source + self.group], self.bits, axis)
             getattr(self, f"{name}_codes")[row, :, to] = found.codes
             getattr(self, f"{name}_scale")[row, :, to] = found.scale
             getattr(self, f"{name}_zero")[row, :, to] = found.zero

@@ -37,7 +37,7 @@ from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.space import SPREADS, Choice, Space, least_bytes, sink_options
 from sinkgate.planning.store import Store
 from sinkgate.planning.texts import Split, split
-from sinkgate.planning.verify import HEAVIER, LIGHTER, Verdict, compared, following, lighter, verify
+from sinkgate.planning.verify import Verdict, compared, in_order, verify
 from sinkgate.probe.diagnose import diagnose
 from sinkgate.probe.policy import sinks_policy
 from sinkgate.probe.text import Piece, Text
@@ -290,7 +290,7 @@ class _Work:
         kept = it.kept()
         if not kept:
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_kept(it)])
-        verdicts, last = self._verified(it, kept)
+        verdicts, last = in_order(it, kept, self._verify)
         if last is None:
             self.refused += reasons.not_promised(verdicts, self.texts, asked)
             return self._result("leave it", LEAVE, None, it.trials, reasons=[reasons.none_verified(verdicts, asked)])
@@ -300,30 +300,9 @@ class _Work:
         found.reasons = reasons.chosen(found, it, last, verdicts, self.record, self.part)
         return found
 
-    def _verified(self, it: Search, kept: list[Trial]) -> tuple[list[Verdict], Verdict | None]:
-        """Every candidate, and the last that passed: the search's own and lighter ones while they do, or else heavier ones."""
-        asked, verdicts = self.request, list[Verdict]()
-
-        def passes(choice: Choice, share: float) -> bool:
-            setting = self.space.setting(choice)
-            verdict = verify(self.measurer, setting, self.texts.verify, asked, share,
-                             lambda done, of: self.say(f"verifying {setting}", done, of))  # fmt: skip
-            verdicts.append(verdict)
-            return verdict.kept
-
-        choice: Choice | None = Choice(**kept[0].choice)
-        assert choice is not None
-        if passes(choice, SPLIT[0]):
-            for _ in range(LIGHTER):
-                choice = lighter(choice, verdicts[-1], it.trials, self.space, asked)
-                if choice is None or not passes(choice, SPLIT[0]):
-                    break
-        else:
-            for tried, share in enumerate(SPLIT[1 : 1 + HEAVIER]):
-                choice = following(choice, kept, self.space, tried, asked.batch, asked.budget)
-                if choice is None or passes(choice, share):
-                    break
-        return verdicts, next((v for v in reversed(verdicts) if v.kept), None)
+    def _verify(self, setting: Setting, share: float) -> Verdict:
+        return verify(self.measurer, setting, self.texts.verify, self.request, share,
+                      lambda done, of: self.say(f"verifying {setting}", done, of))  # fmt: skip
 
     def _tried(self, trial: Trial, measured: int) -> None:
         if trial.state != "skipped":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinkgate.cache.quantized_bank import opened
+from sinkgate.cache.quantized_bank import stepwise
 from sinkgate.errors import NonFiniteError, SinkgateError
 from sinkgate.evaluate.score import score
 from sinkgate.evaluate.stream import losses
@@ -25,11 +25,10 @@ from sinkgate.planning.setting import LEAVE, Setting
 from sinkgate.planning.store import Store
 from sinkgate.probe.text import Piece
 
-__all__ = ["TOGETHER", "Beside", "Loss", "Measurer", "out_of_memory", "step_times"]
+__all__ = ["Beside", "Loss", "Measurer", "out_of_memory", "step_times"]
 
 PARTS = 4  # of a text, to see whether the loss grows along it
 STEPS = 24  # timed
-TOGETHER = 8  # texts of one pass, where passes are short
 
 
 @dataclass(frozen=True)
@@ -95,34 +94,28 @@ class Measurer:
         Raises:
             NonFiniteError: one is NaN or infinite.
         """
-        return self._known(setting, [piece], self.tag)[0]
+        return self._known(setting, piece, self.tag)
 
     def untouched(self, piece: Piece) -> Loss:
         """The losses of the model as it is."""
-        return self._known(LEAVE, [piece], "")[0]
+        return self._known(LEAVE, piece, "")
 
-    def _known(self, setting: Setting, pieces: Sequence[Piece], tag: str) -> list[Loss]:
-        """Each text's, as far as it is not known read together with others."""
-        keys = [f"loss|{tag}{setting.key}|{piece.id}" for piece in pieces]
-        missing = {key: piece for key, piece in zip(keys, pieces, strict=True) if key not in self.store}
-        self.store.reused += len(keys) - len(missing)
-        for some in _together(setting, missing):
+    def _known(self, setting: Setting, piece: Piece, tag: str) -> Loss:
+        def make() -> dict[str, Any]:
             with self.around() if tag else nullcontext():
-                found = self._losses(setting, [missing[key] for key in some])
-            for key, loss in zip(some, found, strict=True):
-                self.store[key] = asdict(loss)
-        known = [self.store[key] for key in keys]
-        return [Loss(x["mean"], tuple(x["parts"]), x["seconds"]) for x in known]
+                return asdict(self._loss(setting, piece))
+
+        found = self.store.measured(f"loss|{tag}{setting.key}|{piece.id}", make)
+        return Loss(found["mean"], tuple(found["parts"]), found["seconds"])
 
     def difference(self, setting: Setting, piece: Piece) -> tuple[float, tuple[float, ...]]:
         """Nats that the setting adds to a text's loss, whole and by quarter."""
-        return self.differences(setting, [piece])[0]
+        one, dense = self.loss(setting, piece), self.untouched(piece)
+        return one.mean - dense.mean, tuple(a - b for a, b in zip(one.parts, dense.parts, strict=True))
 
     def differences(self, setting: Setting, pieces: Sequence[Piece]) -> list[tuple[float, tuple[float, ...]]]:
-        """The same for several texts, which are read together where a pass is short: sooner, and the same up to rounding."""
-        both = zip(self._known(setting, pieces, self.tag), self._known(LEAVE, pieces, ""), strict=True)
-        return [(one.mean - dense.mean, tuple(a - b for a, b in zip(one.parts, dense.parts, strict=True)))
-                for one, dense in both]  # fmt: skip
+        """The same for several texts."""
+        return [self.difference(setting, piece) for piece in pieces]
 
     def beside(self, setting: Setting, piece: Piece) -> Beside:
         """Divergence and the time of steps, on one text."""
@@ -139,40 +132,26 @@ class Measurer:
     # ---- passes -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _losses(self, setting: Setting, pieces: Sequence[Piece]) -> list[Loss]:
-        """Texts that are cut alike, as one batch; one by one where memory does not hold them."""
-        try:
-            return self._batch(setting, pieces)
-        except (MemoryError, RuntimeError) as err:
-            if len(pieces) == 1 or not out_of_memory(err):
-                raise
-        return [self._batch(setting, [piece])[0] for piece in pieces]
-
-    def _batch(self, setting: Setting, pieces: Sequence[Piece]) -> list[Loss]:
-        text = torch.tensor([piece.ids for piece in pieces], device=compat.input_device(self.model))
+    def _loss(self, setting: Setting, piece: Piece) -> Loss:
+        text = torch.tensor([piece.ids], device=compat.input_device(self.model))
         policy = setting.within(text.shape[1]).value
-        rows: list[list[np.ndarray]] = [[] for _ in pieces]
+        rows = []
         start = time.perf_counter()
         with (
-            opened(),
+            stepwise(),
             evaluating(self.model),
             streaming(self.model, policy, positions=setting.positions) as cache,
         ):
-            for i, j in spans(policy, pieces[0].ids[:-1]):
-                logits = self.model(text[:, i:j], cache=cache).logits
-                for row, found in enumerate(rows):
-                    found.append(losses(logits[row], text[row, i + 1 : j + 1]))
-        seconds = (time.perf_counter() - start) / len(pieces)
-        result = []
-        for piece, found in zip(pieces, rows, strict=True):
-            nats = np.concatenate(found)
-            if not np.isfinite(nats).all():
-                raise NonFiniteError(f"{setting}: a loss is NaN or infinite on {piece.source}")
-            self.tokens += len(nats)
-            self.seconds += seconds
-            parts = tuple(float(p.mean()) for p in np.array_split(nats, min(PARTS, len(nats))))
-            result.append(Loss(float(nats.mean()), parts, seconds))
-        return result
+            for i, j in spans(policy, piece.ids[:-1]):
+                rows.append(losses(self.model(text[:, i:j], cache=cache).logits[0], text[0, i + 1 : j + 1]))
+        seconds = time.perf_counter() - start
+        nats = np.concatenate(rows)
+        if not np.isfinite(nats).all():
+            raise NonFiniteError(f"{setting}: a loss is NaN or infinite on {piece.source}")
+        self.tokens += len(nats)
+        self.seconds += seconds
+        parts = tuple(float(p.mean()) for p in np.array_split(nats, min(PARTS, len(nats))))
+        return Loss(float(nats.mean()), parts, seconds)
 
     @torch.no_grad()
     def _beside(self, setting: Setting, piece: Piece) -> Beside:
@@ -184,7 +163,7 @@ class Measurer:
             ours, dense = self._cache(setting), self._cache(LEAVE)
             for i, j in spans(setting.value, piece.ids[:last]):
                 there = self._through(dense, text[:, i:j])
-                with self.around():
+                with self.around(), stepwise():
                     here = self._through(ours, text[:, i:j])
                 found = score(here, text[0, i : j + 1], untouched=there)
                 kl += found.kl * (j - i)
@@ -213,18 +192,6 @@ def out_of_memory(err: BaseException) -> bool:
     if isinstance(err, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(err, RuntimeError) and not isinstance(err, SinkgateError) and "allocate memory" in str(err)
-
-
-def _together(setting: Setting, pieces: Mapping[str, Piece]) -> list[list[str]]:
-    """Keys of texts that are cut alike, so many that a pass of all of them is no longer than one where nothing is packed."""
-    alike: dict[tuple[tuple[int, int], ...], list[str]] = {}
-    for key, piece in pieces.items():
-        alike.setdefault(tuple(spans(setting.value, piece.ids[:-1])), []).append(key)
-    found = []
-    for cuts, keys in alike.items():
-        most = max(1, min(TOGETHER, CHUNK // max(j - i for i, j in cuts)))
-        found += [keys[i : i + most] for i in range(0, len(keys), most)]
-    return found
 
 
 def step_times(model: nn.Module, setting: Setting, ids: Sequence[int], steps: int = STEPS) -> list[float]:

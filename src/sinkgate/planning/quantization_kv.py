@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sinkgate.cache.base import Policy, Sum
 from sinkgate.cache.per_head import PerHead
 from sinkgate.cache.quantized import Quantized
-from sinkgate.cache.quantized_bank import opened
+from sinkgate.cache.quantized_bank import stepwise
 from sinkgate.cache.recent import Recent
 from sinkgate.cache.registry import as_policy
 from sinkgate.cache.sinks import Sinks
@@ -191,7 +191,7 @@ def kv_logits(model: nn.Module, ids: Sequence[int], spec: KVSpec) -> Tensor:
     policy = as_policy(spec.policy)
     text = torch.tensor([list(ids)], device=compat.input_device(model))
     found = []
-    with opened(), streaming(model, policy, positions=spec.positions) as cache:
+    with stepwise(), streaming(model, policy, positions=spec.positions) as cache:
         for start, end in spans(policy, ids):
             found.append(model(text[:, start:end], cache=cache).logits[0])
     return torch.cat(found)

@@ -324,13 +324,11 @@ def _try(it: Search, asked: Any, choice: Choice) -> Trial:
     nats: list[float] = []
     late: list[float] = []
     try:
-        # the first alone: it ends most of the trials that break the tolerance; the others together
-        for some in (it.pieces[:1], it.pieces[1:]):
-            found = it.measurer.differences(setting, some)
-            for whole, parts in found:
-                nats.append(whole)
-                late.append(parts[-1])
-                asked.report(whole, len(nats) - 1)
+        for piece in it.pieces:
+            whole, parts = it.measurer.difference(setting, piece)
+            nats.append(whole)
+            late.append(parts[-1])
+            asked.report(whole, len(nats) - 1)
             if len(nats) < len(it.pieces) and asked.should_prune():
                 why = f"over the tolerance after {len(nats)} of {len(it.pieces)} texts"
                 return _trial(it, asked, choice, "refuted", why, nats, late)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sinkgate.planning.measure import TOGETHER, Measurer
-from sinkgate.planning.promise import Mean, ahead, mean_of, needed
+from sinkgate.planning.measure import Measurer
+from sinkgate.planning.promise import SPLIT, Mean, ahead, mean_of, needed
 from sinkgate.planning.request import Request
-from sinkgate.planning.search import Trial
+from sinkgate.planning.search import Search, Trial
 from sinkgate.planning.setting import Setting
 from sinkgate.planning.space import Choice, Space
 from sinkgate.probe.text import Piece
 
-__all__ = ["HEAVIER", "LIGHTER", "Verdict", "compared", "following", "lighter", "verify"]
+__all__ = ["HEAVIER", "LIGHTER", "Verdict", "compared", "following", "in_order", "lighter", "verify"]
 
 LIGHTER = 2  # settings that may be tried where the search's own passes with room
 HEAVIER = 2  # settings that may be tried where the search's own does not pass
@@ -54,6 +54,40 @@ class Verdict:
     def increase(self) -> Mean:
         """Of the perplexity, relative."""
         return mean_of(self.nats).map(math.expm1)
+
+
+def in_order(
+    it: Search, kept: Sequence[Trial], read: Callable[[Setting, float], Verdict]
+) -> tuple[list[Verdict], Verdict | None]:
+    """The search's own setting and lighter ones while they pass, or else heavier ones.
+
+    Args:
+        it: the search.
+        kept: its trials that keep the tolerance on the tuning texts, the best first.
+        read: verifies a setting with a share of the 5%.
+
+    Returns:
+        Every candidate's verdict, and the last that passed.
+    """
+    verdicts: list[Verdict] = []
+
+    def passes(choice: Choice, share: float) -> bool:
+        verdicts.append(read(it.space.setting(choice), share))
+        return verdicts[-1].kept
+
+    choice: Choice | None = Choice(**kept[0].choice)
+    assert choice is not None
+    if passes(choice, SPLIT[0]):
+        for _ in range(LIGHTER):
+            choice = lighter(choice, verdicts[-1], it.trials, it.space, it.request)
+            if choice is None or not passes(choice, SPLIT[0]):
+                break
+    else:
+        for tried, share in enumerate(SPLIT[1 : 1 + HEAVIER]):
+            choice = following(choice, kept, it.space, tried, it.request.batch, it.request.budget)
+            if choice is None or passes(choice, share):
+                break
+    return verdicts, next((v for v in reversed(verdicts) if v.kept), None)
 
 
 def following(
@@ -128,10 +162,9 @@ def verify(
     tolerance = request.nats
     for look in looks:
         while len(verdict.nats) < look:
-            some = pieces[len(verdict.nats) : min(look, len(verdict.nats) + TOGETHER)]
-            for whole, parts in measurer.differences(setting, some):
-                verdict.nats.append(whole)
-                verdict.late.append(parts[-1])
+            whole, parts = measurer.difference(setting, pieces[len(verdict.nats)])
+            verdict.nats.append(whole)
+            verdict.late.append(parts[-1])
             if progress is not None:
                 progress(len(verdict.nats), looks[-1])
         verdict.looked.append(look)
