@@ -100,9 +100,9 @@ def test_passes_end_behind_sinks_that_are_packed() -> None:
     def sizes(policy: str, tokens: int, ids: list[int] | None = None) -> list[int]:
         return [j - i for i, j in spans(as_policy(policy), [1] * tokens if ids is None else ids)]
 
-    assert sizes("recent(64)", 600) == [256, 256, 88]
-    assert sizes("quantized(recent(64) + sinks(4))", 600) == [256, 256, 88]
-    assert sizes("quantized(recent(64) + sinks(4), keep_sinks=false)", 600) == [4, 252, 256, 88]
+    assert sizes("recent(64)", 1200) == [512, 512, 176]
+    assert sizes("quantized(recent(64) + sinks(4))", 1200) == [512, 512, 176]
+    assert sizes("quantized(recent(64) + sinks(4), keep_sinks=false)", 1200) == [4, 508, 512, 176]
     assert sizes("quantized(recent(64) + sinks(4), keep_sinks=false)", 3) == [3]
     assert sizes("per_layer(recent(9), [0], quantized(recent(64) + sinks(2), keep_sinks=false))", 70) == [2, 68]
     text = [1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 7, 1]  # one of the tokens is kept wherever it stands

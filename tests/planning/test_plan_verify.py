@@ -70,5 +70,7 @@ def test_a_difference_that_is_plain_needs_no_more_texts() -> None:
     plain = compared(Formula(lambda s, i: (0.1 if s == one else 0.0) + 0.001 * i * (s == one)), one, two, texts)  # type: ignore[arg-type]
     assert plain.n == 4
     assert plain.mean == pytest.approx(0.1015)
+    later = compared(Formula(lambda s, i: (0.6 * (-1) ** i * (i < 4) + 0.8) * (s == one)), one, two, texts)  # type: ignore[arg-type]
+    assert later.n == 8
     close = compared(Formula(lambda s, i: 0.01 * (-1) ** i * (s == one)), one, two, texts)  # type: ignore[arg-type]
     assert close.n == 12

@@ -12,7 +12,7 @@ from sinkgate.hf.quantized_mixed import kept_tokens
 
 __all__ = ["CHUNK", "spans"]
 
-CHUNK = 256  # tokens of a pass
+CHUNK = 512  # tokens of a pass
 
 
 def spans(policy: Policy, ids: Sequence[int]) -> list[tuple[int, int]]:

@@ -181,15 +181,15 @@ def verify(
     return verdict
 
 
-def compared(measurer: Measurer, setting: Setting, other: Setting, pieces: Sequence[Piece], first: int = 4) -> Mean:
+def compared(measurer: Measurer, setting: Setting, other: Setting, pieces: Sequence[Piece], at_once: int = 4) -> Mean:
     """Nats that ``setting`` loses more than ``other``, paired over texts: above 0 where the other is better.
 
-    The ``first`` texts alone where they leave no doubt.
+    It is looked at every ``at_once`` texts, and no more are read where they leave no doubt.
     """
     found: list[float] = []
-    for some in (pieces[:first], pieces[first:]):
-        both = zip(measurer.differences(setting, some), measurer.differences(other, some), strict=True)
-        found += [one[0] - two[0] for one, two in both]
+    for i in range(0, len(pieces), at_once):
+        for piece in pieces[i : i + at_once]:
+            found.append(measurer.difference(setting, piece)[0] - measurer.difference(other, piece)[0])
         result = mean_of(found)
         if result.sd is not None and abs(result.mean) > PLAIN * result.sd / math.sqrt(result.n):
             break
