@@ -21,6 +21,7 @@ NAMES = (
     "callback",
     "studio",
     "plan",
+    "plan_time",
     "kvpress",
 )
 

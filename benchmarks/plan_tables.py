@@ -120,6 +120,31 @@ def cost(chinese: bool) -> str:
     return table(head, rows)
 
 
+def time(chinese: bool) -> str:
+    """Minutes of a whole plan, and where they go."""
+    found = result("plan_time")
+    asked = found["asked_seconds"] / 60
+    head = (
+        ["模型", "首次（分钟）", f"校准已缓存（要求 ≤ {asked:.0f}）", "其中：搜索", "验证", "更少位数", "召回"]
+        if chinese
+        else [
+            "model",
+            "first time, minutes",
+            f"calibration passes cached (asked ≤ {asked:.0f})",
+            "of them search",
+            "verification",
+            "fewer bits",
+            "recall",
+        ]
+    )
+    rows = []
+    for name, m in found["models"].items():
+        parts = [m["stages"].get(stage, 0.0) / 60 for stage in ("search", "verification", "fewer bits", "recall")]
+        minutes = [m["seconds"] / 60, (m["seconds"] - m["calibration"]) / 60, *parts]
+        rows.append([name, *(f"{x:.1f}" for x in minutes)])
+    return table(head, rows)
+
+
 def _short(setting: dict[str, Any], most: int = 90) -> str:
     text = f"{setting['policy']}, {setting['positions']}"
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -129,4 +154,4 @@ def _yes(kept: bool, chinese: bool) -> str:
     return ("是" if kept else "否") if chinese else ("yes" if kept else "no")
 
 
-TABLES = {"plan_promise": promise, "plan_grid": grid, "plan_cost": cost}
+TABLES = {"plan_promise": promise, "plan_grid": grid, "plan_cost": cost, "plan_time": time}

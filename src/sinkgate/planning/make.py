@@ -273,6 +273,7 @@ class _Work:
             self.say("time of a step", i, len(tried))
             reads.append(self.shape.reads(setting.value, context=n))
             times.append(float(np.median(step_times(self.model, setting, ids))))
+        self.say("time of a step", len(tried), len(tried))
         return fit_latency(reads, times)
 
     # ---- search and verification --------------------------------------------------------------------------------------
@@ -342,6 +343,7 @@ class _Work:
         pieces = self.texts.verify[: len(verdict.nats)]
         self.say(f"beside {plain}", 0, 1)
         found = compared(self.measurer, verdict.setting, plain, pieces)
+        self.say(f"beside {plain}", 1, 1)
         beside = {
             "setting": plain.to_json(), "bytes": self.space.bytes(fitted, self.request.batch),
             "difference": found.to_json(),
@@ -401,6 +403,7 @@ class _Work:
         for i, piece in enumerate(pieces):
             self.say("beside the model as it is", i, len(pieces))
             rows.append(self.measurer.beside(verdict.setting, piece))
+        self.say("beside the model as it is", len(pieces), len(pieces))
         found["kl"] = mean_of([r.kl for r in rows]).to_json()
         found["agreement"] = mean_of([r.agreement for r in rows]).to_json()
         found["bytes"], found["dense_bytes"] = rows[0].bytes, rows[0].dense_bytes
