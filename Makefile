@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/sinkgate diagnose smollm2-135m --out demo
 
 test: $(VENV)/.dev lint chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=25
 
 fast: $(VENV)/.dev chromium
 	$(BIN)/python -m pytest -m "not slow"

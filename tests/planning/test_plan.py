@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import sinkgate as sg
 from models import tiny, tokenizer, words
 from sinkgate.cache.registry import as_policy
 from sinkgate.errors import ArgumentError, TextError
+from sinkgate.planning import make
 from sinkgate.planning.measure import STEPS
 from sinkgate.planning.promise import SPLIT, factor
 from sinkgate.planning.search import Trial
@@ -145,6 +147,32 @@ def test_the_same_request_gives_the_same_plan_without_measuring_again(llama: Any
     assert again.trials == plan_of_llama.trials
     assert again.measured["nats"] == plan_of_llama.measured["nats"]
     assert again.meta["reused"] > 0
+
+
+def test_what_calibrates_is_measured_once_whatever_is_asked(
+    llama: Any, plan_of_llama: sg.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        pytest.fail("measured again")
+
+    for what in ("diagnose", "step_times"):
+        monkeypatch.setattr(make, what, never)
+    monkeypatch.setattr("sinkgate.planning.screen._logits", never)
+    told: list[str] = []
+    again = sg.plan(
+        llama, tokenizer(), TEXTS, name="a tiny llama", **{**ASKED, "max_increase": 0.2},
+        progress=lambda what, *_: told.append(what),
+    )  # fmt: skip
+    assert again.meta["record"] == plan_of_llama.meta["record"]
+    assert again.predicted["latency"] == plan_of_llama.predicted["latency"]
+    assert again.meta["forgetting"] == plan_of_llama.meta["forgetting"]
+    assert "diagnosis" not in told
+    monkeypatch.undo()
+    for kept in (Path(os.environ["SINKGATE_CACHE"]) / "plans").glob("record-*/record.json"):
+        kept.write_text("{")  # damaged: made anew
+    told.clear()
+    sg.plan(llama, tokenizer(), TEXTS, name="a tiny llama", **ASKED, progress=lambda what, *_: told.append(what))
+    assert told[:2] == ["diagnosis", "diagnosis"]
 
 
 def test_leave_it_where_nothing_keeps_the_tolerance(llama: Any, tmp_path: Path) -> None:

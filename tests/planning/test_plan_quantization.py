@@ -16,9 +16,10 @@ from scipy import stats
 
 import sinkgate as sg
 from models import tiny, tokenizer
-from sinkgate.errors import ArgumentError, RecordError, UnsupportedError
+from sinkgate.errors import ArgumentError, NonFiniteError, RecordError, UnsupportedError
 from sinkgate.hf.anatomy import forward
 from sinkgate.hf.linears import find_linears
+from sinkgate.planning import quantization
 from sinkgate.planning.quantization import measure_quantization
 from sinkgate.planning.quantization_record import CONTROL, NONE_BETTER, QuantizationArms, QuantizedArm
 from sinkgate.planning.quantization_spec import KVSpec, apply_quantization, spec_from_json
@@ -227,6 +228,35 @@ def test_all_places_of_one_model_untouched_and_remembered() -> None:
     assert again.arms == found.arms
     for line in found.sentences():
         assert "nan" not in line
+
+
+def test_texts_that_memory_holds_share_the_weights_of_an_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama")
+    ids = torch.randint(4, 96, (3, 50), generator=torch.Generator().manual_seed(1)).tolist()
+    diagnosis = sg.diagnose(
+        model, tokenizer(), [" ".join(f"w{i - 4}" for i in row) for row in ids], tokens=50, samples=3
+    )
+    applied: list[Any] = []
+    apply = quantization.apply_quantization
+    monkeypatch.setattr(quantization, "apply_quantization", lambda m, spec: applied.append(spec) or apply(m, spec))
+
+    def measured() -> QuantizationArms:
+        return measure_quantization(model, tokenizer(), ids, diagnosis, window=64, weight_group=8, first=2)
+
+    together = measured()
+    arms = [a for a in together.arms if a.place != "kv"]
+    assert len(applied) == len(arms)
+    applied.clear()
+    monkeypatch.setattr(quantization, "HELD", 1)
+    assert measured().arms == together.arms
+    assert len(applied) == 3 * len(arms)
+    before = {n: p.clone() for n, p in model.state_dict().items()}
+    monkeypatch.setattr(quantization, "score", lambda *_, **__: (_ for _ in ()).throw(NonFiniteError("a NaN")))
+    with pytest.raises(NonFiniteError):
+        measure_quantization(
+            model, tokenizer(), ids, diagnosis, places=("weights",), window=64, weight_group=8, first=2
+        )
+    assert all(torch.equal(model.state_dict()[n], p) for n, p in before.items())
 
 
 def test_without_a_record_what_needs_it_is_said() -> None:

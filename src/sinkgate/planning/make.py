@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -210,20 +211,11 @@ class _Work:
                     f"the record is of another model ({record.meta['model'].get('name')}, fingerprint {str(theirs)[:12]}; this one is "
                     f"{self.fingerprint[:12]}): diagnose this model, or leave the record out and the plan does"
                 )
-        else:
-            self.say("diagnosis", 0, 1)
-            made = diagnose(
-                self.model, self.tokenizer, [Text(p.source, self._content(p)) for p in self.texts.tune],
-                tokens=min(512, self.length), samples=DIAGNOSED, local_window=min(64, max(1, self.length // 4)),
-            )  # fmt: skip
-            assert isinstance(made, Diagnosis)
-            record = made
-            self.say("diagnosis", 1, 1)
-        self.record = record
         self.measurer = Measurer(self.model)
         self.store: Store = self.measurer.store
+        self.record = self._diagnosed() if record is None else record
         try:
-            part = str(sinks_policy(record, self.tokenizer))
+            part = str(sinks_policy(self.record, self.tokenizer))
         except ArgumentError:
             part = ""
             self.notes.append("The record shows no sink in half of its texts over its threshold.")
@@ -233,10 +225,29 @@ class _Work:
             self.model, self.shape, self.texts.tune[0], f"recent({window}) + sinks(4)", much.screen, self.store,
             lambda done, of: self.say("one layer forgets", done, of),
         )  # fmt: skip
-        heads, layers = order(self.cost, far_mass(record, self.shape))
+        heads, layers = order(self.cost, far_mass(self.record, self.shape))
         self.space = dataclasses.replace(self.space, sinks=sink_options(part), heads=heads, layers=layers)
         self.folder = (cache_dir() / "plans" if folder is None else folder) / f"search-{self._key()}"
         self.latency = self._latency()
+
+    def _diagnosed(self) -> Diagnosis:
+        """A record of the tuning texts; kept, as whatever else is the same for all that can be asked."""
+        how: dict[str, Any] = {
+            "tokens": min(512, self.length),
+            "samples": DIAGNOSED,
+            "local_window": min(64, max(1, self.length // 4)),
+        }
+        of = [self.fingerprint, self.measurer.dtype, [p.id for p in self.texts.tune], how, self.store.path.stem]
+        kept = self.store.path.parent / f"record-{hashlib.sha256(json.dumps(of).encode()).hexdigest()[:16]}"
+        with contextlib.suppress(RecordError):
+            return Diagnosis.load(kept)
+        self.say("diagnosis", 0, 1)
+        texts = [Text(p.source, self._content(p)) for p in self.texts.tune]
+        made = diagnose(self.model, self.tokenizer, texts, **how)
+        assert isinstance(made, Diagnosis)
+        made.save(kept)
+        self.say("diagnosis", 1, 1)
+        return made
 
     def _longer(self) -> bool:
         """Whether the most thorough effort would read longer texts."""
@@ -272,7 +283,10 @@ class _Work:
         for i, setting in enumerate(tried):
             self.say("time of a step", i, len(tried))
             reads.append(self.shape.reads(setting.value, context=n))
-            times.append(float(np.median(step_times(self.model, setting, ids))))
+            key = f"step|{setting.key}|{n}|{self.texts.tune[0].id}|{self.measurer.machine}"
+            times.append(
+                self.store.measured(key, lambda s=setting: float(np.median(step_times(self.model, s, ids))))  # type: ignore[misc]
+            )
         self.say("time of a step", len(tried), len(tried))
         return fit_latency(reads, times)
 

@@ -120,12 +120,13 @@ class Measurer:
     def beside(self, setting: Setting, piece: Piece) -> Beside:
         """Divergence and the time of steps, on one text."""
         found = self.store.measured(
-            f"beside|{self.tag}{setting.key}|{piece.id}|{self._machine()}", lambda: asdict(self._beside(setting, piece))
+            f"beside|{self.tag}{setting.key}|{piece.id}|{self.machine}", lambda: asdict(self._beside(setting, piece))
         )
         times = {n: tuple(found[n]) for n in ("milliseconds", "dense_milliseconds")}
         return Beside(**{**found, **times})
 
-    def _machine(self) -> str:
+    @property
+    def machine(self) -> str:
         """What the time of a step depends on beside the model."""
         return f"{compat.input_device(self.model)}, {torch.get_num_threads()} threads"
 

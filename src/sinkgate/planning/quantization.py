@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from sinkgate.record import Diagnosis
 __all__ = ["measure_quantization"]
 
 Progress = Callable[[int, int, str], None]
+HELD = 2**31  # bytes of logits
 
 
 def measure_quantization(
@@ -160,37 +162,53 @@ def _measured(
     costs: dict[tuple[str, int], list[tuple[float, float]]] = {(place, i): [] for place, i, _ in wanted}
     total, done = len(texts) * len(wanted), 0
     mark = fingerprint(model) if cache is not None else ""
-    for ids in texts:
-        row = torch.tensor(ids, device=compat.input_device(model))
-        base: tuple[Tensor, float] | None = None
-        for place, i, arm in wanted:
-            key = _key(mark, arm.spec, ids, first)
-            known = None if cache is None else cache.get(key)
-            if known is None:
-                if base is None:
+    known: MutableMapping[str, Any] = {} if cache is None else cache
+    for some in _blocks(model, texts):
+        untouched: dict[int, tuple[Tensor, Tensor, float]] = {}  # of a text: its ids, logits, loss
+        for place, i, arm in wanted:  # weights are made less precise once for all texts of a block
+            keys = [_key(mark, arm.spec, ids, first) for ids in some]
+            missing = [j for j, key in enumerate(keys) if key not in known]
+            for j in missing:
+                if j not in untouched:
+                    row = torch.tensor(some[j], device=compat.input_device(model))
                     with torch.no_grad():
                         logits = forward(model, row[None])[0]
-                    base = logits, score(logits, row, start=first).loss
-                try:
-                    found = score(_logits(model, ids, arm.spec), row, start=first, untouched=base[0])
-                except NonFiniteError as err:
-                    raise NonFiniteError(f"{place}, {arm.name}: {err}") from err
-                known = (found.loss - base[1], found.kl)
-                if cache is not None:
-                    cache[key] = list(known)
-            costs[place, i].append((float(known[0]), float(known[1])))
-            done += 1
-            if progress is not None:
-                progress(done, total, f"{place}, {arm.name}")
+                    untouched[j] = row, logits, score(logits, row, start=first).loss
+            less = nullcontext() if isinstance(arm.spec, KVSpec) or not missing else apply_quantization(model, arm.spec)
+            with less:
+                for j, key in enumerate(keys):
+                    if j in missing:
+                        row, base, loss = untouched[j]
+                        try:
+                            found = score(_logits(model, some[j], arm.spec), row, start=first, untouched=base)
+                        except NonFiniteError as err:
+                            raise NonFiniteError(f"{place}, {arm.name}: {err}") from err
+                        known[key] = [found.loss - loss, found.kl]
+                    costs[place, i].append((float(known[key][0]), float(known[key][1])))
+                    done += 1
+                    if progress is not None:
+                        progress(done, total, f"{place}, {arm.name}")
     return costs
+
+
+def _blocks(model: nn.Module, texts: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Texts in their order, as many at once as logits of the untouched model are held; one at least."""
+    row = compat.config(model).get_text_config().vocab_size * next(model.parameters()).element_size()
+    some: list[list[int]] = []
+    for ids in texts:
+        if some and row * sum(map(len, [*some, ids])) > HELD:
+            yield some
+            some = []
+        some.append(ids)
+    yield some
 
 
 @torch.no_grad()
 def _logits(model: nn.Module, ids: list[int], spec: Spec) -> Tensor:
+    """Of a text, through the cache of a spec or with the weights as they are now."""
     if isinstance(spec, KVSpec):
         return kv_logits(model, ids, spec)
-    with apply_quantization(model, spec):
-        return forward(model, torch.tensor([ids], device=compat.input_device(model)))[0]
+    return forward(model, torch.tensor([ids], device=compat.input_device(model)))[0]
 
 
 def _key(mark: str, spec: Spec, ids: list[int], first: int) -> str:
