@@ -11,9 +11,10 @@ itself (every other one). Then 20 held-out texts from the speeches in between, w
   tolerance by four standard errors;
 * beside ``recent + sinks(4)`` of the same bytes, paired over the texts, as many as it takes to be four standard errors from 0.
 
-Every measured text is kept in the cache folder and, after each search and each grid, in ``results/readings/``, so a run that was
-stopped goes on, on another machine too: a reading is known by model, versions, setting and text. ``SINKGATE_PLAN_MODELS`` names
-the models (default: both), one process each if they are to run side by side; the results of the others stay in the file.
+Every measured text is kept in the cache folder and, after each search and each grid, in ``results/plan/``, where the plans are
+too, so a run that was stopped goes on, on another machine as well: a reading is known by model, versions, setting and text. Who
+changes the search removes the plans. ``SINKGATE_PLAN_MODELS`` names the models (default: both), one process each if they are to
+run side by side; the results of the others stay in the file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import numpy as np
 import sinkgate as sg
 from benchmarks.common import RESULTS, environment
 from sinkgate.files import write_atomically
-from sinkgate.hf.fetch import cache_dir
 from sinkgate.planning.cost import Shape
 from sinkgate.planning.measure import Measurer
 from sinkgate.planning.promise import Mean, mean_of
@@ -44,12 +44,12 @@ CONTEXT = 2048
 LOOKS = (4, 8, 12)  # texts after which a reading may end, where what is asked is plain
 PLAIN = 4.0  # standard errors
 WINDOWS = (128, 256, 512, 1024, 2048)
-READINGS = RESULTS / "readings"
+KEPT = RESULTS / "plan"
 
 
 def exchange(measurer: Measurer) -> None:
     """Losses that the cache folder knows into the results, and the other way round; times of steps are of one machine, and are not kept."""
-    store, path = measurer.store, READINGS / measurer.store.path.name
+    store, path = measurer.store, KEPT / measurer.store.path.name
     for line in path.read_text().splitlines() if path.exists() else ():
         key, value = json.loads(line)
         if key not in store:
@@ -79,7 +79,7 @@ def held_out(tokenizer: Any) -> list[Piece]:
 
 def searched(name: str, seed: int, tolerance: float, loaded: Any) -> dict[str, Any]:
     """A plan; kept, so that it is searched once."""
-    path = cache_dir() / "benchmarks" / f"plan-{name}-{seed}-{CONTEXT}-{tolerance:g}-{sg.__version__}.json"
+    path = KEPT / f"{name}-{seed}-{CONTEXT}-{tolerance:g}.json"
     if path.exists():
         return json.loads(path.read_text())
     start, last = time.perf_counter(), [0.0]
