@@ -10,9 +10,14 @@ from torch import Tensor
 
 from sinkgate.errors import ArgumentError, NonFiniteError
 
-__all__ = ["Score", "score"]
+__all__ = ["Score", "rows", "score"]
 
-ROWS = 128  # positions at once: a vocabulary's worth of numbers each
+NUMBERS = 2**21  # logits at once: what stays near the processor between one operation and the next
+
+
+def rows(vocabulary: int) -> int:
+    """Positions at once, each with a vocabulary's worth of numbers."""
+    return max(1, NUMBERS // vocabulary)
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,19 @@ def score(
     if start >= last:
         raise ArgumentError(f"a text of {last + 1} tokens has no predictions from position {start} on; use more tokens")
     loss = kl = agree = 0.0
-    for i0 in range(start, last, ROWS):
-        i1 = min(i0 + ROWS, last)
+    step = rows(logits.shape[-1])
+    for i0 in range(start, last, step):
+        i1 = min(i0 + step, last)
         here = logits[i0:i1].float().log_softmax(-1)
         loss -= float(here.gather(-1, ids[i0 + 1 : i1 + 1, None]).double().sum())
         if untouched is not None:
             there = untouched[i0:i1].float().log_softmax(-1)
-            p = there.exp()
-            kl += float(torch.where(p > 0, (there - here) * p, 0).sum(-1).double().sum())  # 0 · ∞ is 0: an unused token
             agree += int((here.argmax(-1) == there.argmax(-1)).sum())
+            if bool(there[:, 0].isnan().any()):  # a NaN makes one of its whole row
+                kl = torch.nan
+            away = (there - here).mul_(there.exp_())
+            away.nan_to_num_(nan=0.0, posinf=torch.inf, neginf=-torch.inf)  # 0 · ∞ is 0: an unused token
+            kl += float(away.sum(-1).double().sum())
     n = last - start
     if loss != loss or kl != kl:
         raise NonFiniteError("the model's logits are NaN")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sinkgate.cache.base import Policy
 from sinkgate.cache.registry import as_policy, budget
 from sinkgate.errors import ArgumentError, NonFiniteError, TextError
+from sinkgate.evaluate.score import rows
 from sinkgate.evaluate.stream_record import StreamArm, StreamRecord
 from sinkgate.hf import compat
 from sinkgate.hf.anatomy import fingerprint, forward
@@ -26,7 +27,6 @@ from sinkgate.probe.text import bos_prefix
 __all__ = ["ARMS", "follow", "following", "recompute", "started", "stream", "wanted_arms"]
 
 Progress = Callable[[StreamArm, int], None]
-ROWS = 128  # predictions scored at once: a vocabulary's worth of numbers each
 ARMS = ("dense", "window", "recompute", "sinks")
 
 
@@ -262,9 +262,10 @@ def recompute(
 def losses(logits: Tensor, targets: Tensor) -> np.ndarray:
     """Nats of each target under the logits before it, float64."""
     found = []
-    for i in range(0, len(targets), ROWS):
-        rows = logits[i : i + ROWS].float()
-        found.append((rows.logsumexp(-1) - rows.gather(-1, targets[i : i + ROWS, None])[:, 0]).double().cpu())
+    step = rows(logits.shape[-1])
+    for i in range(0, len(targets), step):
+        some = logits[i : i + step].float()
+        found.append((some.logsumexp(-1) - some.gather(-1, targets[i : i + step, None])[:, 0]).double().cpu())
     return torch.cat(found).numpy()
 
 
