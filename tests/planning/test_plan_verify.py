@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from formula import Formula, piece, space, window
 
+from sinkgate.planning import verify as verifying
 from sinkgate.planning.promise import SPLIT
 from sinkgate.planning.request import Request
 from sinkgate.planning.search import Search, Trial
@@ -40,12 +41,17 @@ def candidates(passing: Callable[[Choice], float], **request: Any) -> list[tuple
     return seen
 
 
-def test_candidates_in_their_order() -> None:
+def test_candidates_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     main, more, most, _ = SPLIT
     # no room: the first is taken
     assert candidates(lambda c: 0.9) == [(100, main)]
-    # room: shorter while each passes, until one is known to break it
-    assert candidates(lambda c: 0.5) == [(100, main), (80, main), (64, main)]
+    # room: shorter, once
+    assert candidates(lambda c: 0.5) == [(100, main), (80, main)]
+    with monkeypatch.context() as patch:  # were more allowed: until one is known to break it, or saves too little
+        patch.setattr(verifying, "LIGHTER", 5)
+        assert candidates(lambda c: 0.5) == [(100, main), (80, main), (64, main)]
+        patch.setattr(verifying, "SAVES", 0.5)
+        assert candidates(lambda c: 0.5) == [(100, main)]
     assert candidates(lambda c: 0.5 if c.window > 90 else 2.0) == [(100, main), (80, main)]
     # it does not pass: longer, then the one that was tuned to the least loss
     assert candidates(lambda c: 2.0) == [(100, main), (125, more), (220, most)]

@@ -20,7 +20,8 @@ from sinkgate.probe.text import Piece
 
 __all__ = ["HEAVIER", "LIGHTER", "Verdict", "compared", "following", "in_order", "lighter", "verify"]
 
-LIGHTER = 2  # settings that may be tried where the search's own passes with room
+LIGHTER = 1  # settings that may be tried where the search's own passes with room
+SAVES = 0.95  # of the bytes: a lighter setting that keeps more is not worth its texts
 HEAVIER = 2  # settings that may be tried where the search's own does not pass
 WIDER = 1.25  # the next window, up or down
 ROOM = 0.8  # of the tolerance: a bound below leaves room for a lighter setting
@@ -127,13 +128,15 @@ def lighter(passed: Choice, verdict: Verdict, trials: Sequence[Trial], space: Sp
     The order is fixed before a text of the verification is read, and goes on only while each passes.
 
     Returns:
-        None: there is no room, nothing lighter, or the tuning texts have shown that it breaks the tolerance.
+        None: there is no room, nothing that saves enough, or the tuning texts have shown that it breaks the tolerance.
     """
     tolerance = request.nats
     if tolerance is None or request.aim == "quality" or verdict.bound is None or verdict.bound > ROOM * tolerance:
         return None
     shorter = space.whole(dataclasses.replace(passed, window=max(1, math.floor(passed.window / WIDER))))
     if shorter.window >= passed.window or shorter.window < (2 if passed.spread == "heavy" else 1):
+        return None
+    if space.bytes(shorter, request.batch) > SAVES * space.bytes(passed, request.batch):
         return None
     broken = (t for t in trials if t.state == "refuted" and float(np.mean(t.nats)) > tolerance)
     return None if any(shorter.keeps_less(Choice(**t.choice)) for t in broken) else shorter
