@@ -8,7 +8,7 @@ and standard deviation s, the bound is ``m + k·s``, with k such that for normal
 
 where m' and s' are those of the later texts: both samples' means and standard deviations are random (a prediction bound, as in
 Hahn & Meeker, *Statistical Intervals*, ch. 4; k by integration over both standard deviations). α is .05, shared out (``SPLIT``):
-most goes to the setting that the search found, and with it to lighter ones that are tried in a fixed order while each passes (the
+half goes to the setting that the search found, and with it to lighter ones that are tried in a fixed order while each passes (the
 first bad one among them has to pass by chance, so they need one share together: a fixed sequence); the rest to heavier ones that are
 tried where it does not pass. Looks before the last text may only give a candidate up, which costs nothing.
 """
@@ -28,7 +28,7 @@ __all__ = ["AHEAD", "SPLIT", "Mean", "ahead", "factor", "mean_of", "needed"]
 AHEAD = 20  # texts that a promise is about
 # of the 5%: the search's setting and lighter ones while they pass; a heavier one; a much heavier one; recent + sinks of the same
 # bytes, where it is better
-SPLIT = (0.8, 0.1, 0.05, 0.05)
+SPLIT = (0.5, 0.35, 0.1, 0.05)
 LEVEL = 0.95
 POINTS = 400  # of each standard deviation, in the integration
 
