@@ -81,9 +81,8 @@ class QuantizedBank(Bank):
         self.groups = track.ring // self.group
         self.tails = min(math.ceil(keep.storage.tail / self.group) + 1, self.groups)
         self._open: tuple[Tensor, Tensor] | None = None  # the ring, unpacked, where it is kept so
-        self._left: dict[
-            str, tuple[list[int], Packed]
-        ] = {}  # of a pass: first group by row, what was packed from there
+        # of a pass, for keys and values: the first group that leaves the tail, by row, and all that do, packed
+        self._left: dict[str, tuple[list[int], Packed]] = {}
         for name in self.tensors:
             setattr(self, name, None)
 

@@ -28,7 +28,7 @@ from sinkgate.probe.text import Piece
 
 __all__ = ["FORMAT", "Search", "Trial", "expected", "search"]
 
-FORMAT = 3  # of a study; another search would not go on from this one's
+FORMAT = 4  # of a study; another search would not go on from this one's
 SKIPS = 25  # proposals per measured trial that may be decided without measuring
 GUESSED = 0.8  # of the measured trials at most are guesses of ours, the rest the sampler's
 NEAR = 1.2  # two windows that are closer than this are not told apart
