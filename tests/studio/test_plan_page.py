@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,17 @@ def test_states_are_drawn_differently_and_the_chosen_one_and_the_frontier_are_ma
     corners = [float(x) for x in re.findall(r"[MH]([\d.]+)", path)]
     across, _ = axes(page)
     assert corners == [pytest.approx(across(MIB * m), abs=0.6) for m in (4, 7.5, 13.5, 27, 48, 96)]
+
+
+def test_a_setting_that_tuning_refuted_and_verification_kept_says_both(
+    watched: Watched, as_file: Callable[..., str]
+) -> None:
+    found = change()
+    trials = [replace(t, state="refuted", why="hardly") if t.number == 3 else t for t in found.trials]
+    page = watched.open(as_file(page_of(replace(found, trials=trials))))
+    (row,) = (row for row in texts(page, "#plan-trials tbody tr") if "verified" in row)
+    assert "hardly; verified all the same" in row
+    assert "the plan" in row
 
 
 def test_points_are_read_by_keyboard_and_by_pointer(watched: Watched, address: str) -> None:

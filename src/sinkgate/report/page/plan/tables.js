@@ -44,6 +44,7 @@ export function trialsTable(payload, sort) {
     if (x === null || y === null) return (x === null) - (y === null);
     return (x < y ? -1 : x > y ? 1 : a.number - b.number) * (down && x !== y ? -1 : 1);
   });
+  const why = (r) => [said(payload, r.why ?? "", zh), r.chosen && r.state === "refuted" ? t("verified all the same") : ""].filter(Boolean).join("; ");
   const columns = [
     { id: "number", head: t("trial"), get: (r) => r.number, show: (r) => [fmt(r.number), r.chosen ? h("span", { class: "chip" }, t("the plan")) : null, r.frontier ? h("span", { class: "chip" }, t("frontier")) : null], rowhead: true },
     { head: t("keeps"), get: (r) => r.setting.policy.slice(0, 2000), show: (r) => h("code", {}, bdi(short(r.setting.policy, 120))) },
@@ -54,7 +55,7 @@ export function trialsTable(payload, sort) {
     { id: "late", head: t("last quarter"), get: (r) => mean(r.lately)?.mean ?? null, show: (r) => signed(mean(r.lately)?.mean), num: true },
     { id: "texts", head: t("texts"), get: (r) => r.texts, num: true },
     { id: "state", head: t("state"), get: (r) => stateName(r.state), show: (r) => stateName(r.state) },
-    { head: t("why"), get: (r) => said(payload, r.why ?? "", zh), show: (r) => bdi(said(payload, r.why ?? "", zh)), wide: true }];
+    { head: t("why"), get: (r) => why(r), show: (r) => bdi(why(r)), wide: true }];
   const box = table({ caption: t("Every setting that was measured"), name: "trials", rows, columns, empty: t("No setting was measured.") });
   box.id = "plan-trials";
   box.querySelectorAll("thead th").forEach((th, i) => {

@@ -35,7 +35,7 @@ learn("zh", {
   // tables.js
   "cache at {n} tokens, predicted": "{n} 个词元时的缓存，预测", "{n} of it": "为其 {n}", "cache at {n} tokens, measured": "{n} 个词元时的缓存，实测", "predicted {n}": "预测 {n}", "a step at {n} tokens, predicted": "{n} 个词元时的一步，预测", "a step at {n} tokens, measured": "{n} 个词元时的一步，实测",
   "perplexity increase, when tuned": "困惑度增幅，调优时", "perplexity increase, verified on other texts": "困惑度增幅，在其他文本上验证", "in the last quarter of a text": "文本的最后四分之一", "asked: {n}": "要求：{n}", "KL divergence, nats a token": "KL 散度，每词元奈特", "same most likely token": "最可能词元相同",
-  "the plan": "计划", "the plan: leave it": "计划：保持不变", "beside": "对照", "frontier": "前沿", "a step, ms": "每步毫秒", "why": "原因", "Every setting that was measured": "测量过的每个设置",
+  "the plan": "计划", "the plan: leave it": "计划：保持不变", "beside": "对照", "frontier": "前沿", "a step, ms": "每步毫秒", "why": "原因", "verified all the same": "但通过了验证", "Every setting that was measured": "测量过的每个设置",
   "{all} settings were proposed; {measured} were measured, {skipped} were decided by what was known and are only counted.": "共提出 {all} 个设置；测量了 {measured} 个，{skipped} 个由已知结果判定，只计数。",
   "Keys and values in fewer bits": "键和值用更少的比特", "Weights in fewer bits": "权重用更少的比特", "Activations in fewer bits": "激活用更少的比特", "Fewer bits: {place}": "更少的比特：{place}", "below, beyond the interval": "更低，超出区间", "above, beyond the interval": "更高，超出区间", "not told apart": "无法区分",
   "won": "胜出", "size": "大小", "loss rises by": "损失上升", "beside uniform": "与均匀相比", "how": "方式", "{arm} was not measured: {why}": "{arm} 没有测量：{why}", "The texts": "文本", "tuned on": "用于调优", "verified on": "用于验证", "for what": "用途", "source": "来源", "bits": "比特",
